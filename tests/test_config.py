@@ -80,23 +80,6 @@ def model_part(config: Config) -> ModelConfig:
     return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, *FAMILIES], ids=lambda path: path.stem)
-def test_a_recipe_names_each_setting_once(recipe: Path) -> None:
-    """YAML takes the last of two without a word."""
-
-    def keys(node: yaml.Node, place: str = "") -> list[str]:
-        if not isinstance(node, yaml.MappingNode):
-            return []
-        names = []
-        for key, value in node.value:
-            names += [f"{place}{key.value}", *keys(value, f"{place}{key.value}.")]
-        return names
-
-    node = yaml.compose(recipe.read_text(encoding="utf-8"))
-    assert node is not None
-    assert len(set(keys(node))) == len(keys(node))
-
-
 def test_a_chain_of_recipes_inherits_from_the_first_to_the_last() -> None:
     config = read_recipe("bundled_hard")
     assert config.attention.temperature == 0.15  # its own
@@ -361,10 +344,6 @@ def test_an_unknown_section_or_key_is_named_with_the_accepted_ones() -> None:
     message = refusal("encoder: {tpa: {}}")
     assert "encoder.tpa" in message
     assert all(field.name in message for field in fields(Config().encoder))
-
-
-def test_a_model_folder_holds_no_settings_of_training() -> None:
-    assert "optim" in refusal("optim: {lr: 1.0}", ModelConfig)
 
 
 @pytest.mark.parametrize(

@@ -283,19 +283,6 @@ def test_the_whole_map_is_the_map_or_its_mirror_image(mirrored: bool) -> None:
     torch.testing.assert_close(view, expected.half().float())
 
 
-def test_a_crop_from_the_middle_reads_between_the_cells() -> None:
-    rows, columns = 5, 8
-    y, x = torch.meshgrid(torch.arange(5.0), torch.arange(8.0), indexing="ij")
-    view = FeatureCrop(0.28, flip=0.0)(torch.stack([y, x]), Drawn())
-    share = 0.64**0.5  # the middle of 0.28 and 1
-    for row in range(rows):
-        for column in range(columns):
-            expected_y = (rows - 1) / 2 + share * (row - (rows - 1) / 2)
-            expected_x = (columns - 1) / 2 + share * (column - (columns - 1) / 2)
-            assert view[0, row, column].item() == pytest.approx(expected_y, abs=1e-5)
-            assert view[1, row, column].item() == pytest.approx(expected_x, abs=1e-5)
-
-
 @pytest.mark.parametrize("min_area", [0.5, 0.95])
 def test_crops_lie_inside_and_keep_their_share(min_area: float) -> None:
     x = torch.linspace(-1, 1, 64).expand(64, 64)  # a ramp across

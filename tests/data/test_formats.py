@@ -195,21 +195,6 @@ def test_a_malformed_karpathy_image_is_named_by_its_number(tmp_path: Path, image
     assert f"{path}, image number 2: expected filename, split and sentences" in message
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("{", "is not readable as JSON"),
-        ("[]", "holds no JSON object"),
-        ("{}", 'has no list "images"'),
-    ],
-)
-def test_a_json_file_of_another_kind_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    path = tmp_path / "dataset_x.json"
-    path.write_text(text)
-    message = sentence(format="karpathy", root=tmp_path, split="train")
-    assert f"{path} {complaint}" in message
-
-
 # -------------------------------------------------------------------------------------------- COCO
 
 
@@ -332,21 +317,6 @@ def test_coco_lists_find_images_of_the_2017_layout_by_number(
     assert names(test) == [coco_name(2)]
     # In no captions file: named where it would lie.
     assert test.missing == [root / "val2014" / coco_name(5, "val2014")]
-
-
-def test_only_real_coco_names_are_matched_by_number(tmp_path: Path, split_lists: Path) -> None:
-    root = tmp_path / "coco"
-    odd = "my_" + coco_name(5)
-    images = {odd: (5, ["Mine."]), coco_name(2): (2, ["Two."]), "plain.jpg": (77, ["Plain."])}
-    write_coco(root, "train2017", images)
-    touch(root / "train2017", *images)
-    test = read_split(format="coco", root=root, split="test", coco_splits=split_lists)
-    assert ids(test) == [2]
-    with (split_lists / "coco_test.txt").open("a") as file:
-        file.write(f"plain.jpg\nprefix_{coco_name(2)}\n")
-    test = read_split(format="coco", root=root, split="test", coco_splits=split_lists)
-    assert ids(test) == [2, 77]
-    assert root / f"prefix_{coco_name(2)}" in test.missing
 
 
 def test_wrong_coco_lists_are_named(tmp_path: Path, split_lists: Path) -> None:
