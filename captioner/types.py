@@ -7,7 +7,7 @@ size, E embedding size, V vocabulary, T words.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -148,8 +148,6 @@ class AttentionOutput:
 class Caption:
     """A caption of one image with the attention to each word.
 
-    Captions are equal if all that they hold is, to the last bit, apart from the image.
-
     Attributes:
         words: T words, without the start and end tokens.
         maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's
@@ -168,8 +166,7 @@ class Caption:
         confidence_threshold: The caption is unsure where its confidence is below this; None
             without a calibrator.
         image: What was captioned (a path, the bytes of a file, or a PIL image), to draw pictures
-            on; opened when a picture is drawn. Not part of a caption's value (repr, comparison,
-            `to_dict`), and None where it is not known.
+            on; opened when a picture is drawn. None where it is not known.
     """
 
     words: list[str]
@@ -184,7 +181,7 @@ class Caption:
     confidence: float | None = None
     confidence_threshold: float | None = None
     text: str = ""
-    image: str | Path | bytes | Image.Image | None = field(default=None, repr=False, compare=False)
+    image: str | Path | bytes | Image.Image | None = None
 
     # The functions that draw captions; set by captioner.visualization, which stands above.
     drawing: ClassVar[ModuleType]
@@ -197,18 +194,6 @@ class Caption:
             values = getattr(self, name)
             if values is not None and len(values) != count:
                 raise ValueError(f"{count} words with {len(values)} {name}")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Caption):
-            return NotImplemented
-        return all(
-            np.array_equal(getattr(self, each.name), getattr(other, each.name))
-            for each in fields(self)
-            if each.compare
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
     @property
     def is_unsure(self) -> bool:

@@ -10,7 +10,6 @@ from captioner.visualization.files import (
     PICTURE_ENDINGS,
     output_names,
     picture_name,
-    save_npz,
     save_png,
     word_names,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "picture_name",
     "report_page",
     "save_caption",
-    "save_npz",
     "save_png",
     "vector_comparison",
     "viewer_script",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from PIL import Image
 
-from captioner.files import save, save_bytes
+from captioner.files import save_bytes
 from captioner.visualization.arrays import png
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
@@ -23,11 +21,6 @@ PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matr
 def save_png(image: Image.Image, path: str | Path) -> None:
     """Write an image as PNG; as `captioner.files.save`."""
     save_bytes(png(image), path)
-
-
-def save_npz(arrays: Mapping[str, Any], path: str | Path) -> None:
-    """Write named arrays as a compressed .npz; as `captioner.files.save`."""
-    save(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:

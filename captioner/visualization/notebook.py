@@ -8,16 +8,16 @@ from __future__ import annotations
 import html
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from captioner.data.transforms import open_image, upright_rgb
 from captioner.errors import CaptionerError, ImageError
-from captioner.files import save_bytes
+from captioner.files import save, save_bytes
 from captioner.visualization.animation import caption_gif
 from captioner.visualization.arrays import caption_arrays, png
-from captioner.visualization.files import save_npz
 from captioner.visualization.page import caption_page
 from captioner.visualization.sheet import attention_sheet, vector_sheet
 from captioner.visualization.style import OverlayStyle
@@ -46,7 +46,8 @@ def save_caption(
             f"{path}: cannot be saved; use a name that ends in {', '.join(SUFFIXES)}"
         )
     if kind == ".npz":
-        save_npz(caption_arrays(caption), path)
+        arrays: dict[str, Any] = caption_arrays(caption)
+        save(path, lambda file: np.savez_compressed(file, **arrays))
     else:
         save_bytes(picture_bytes(caption, kind[1:], style, name=path.stem), path)
 
