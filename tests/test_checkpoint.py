@@ -358,13 +358,6 @@ def test_the_checkpoint_before_is_kept(run: Path) -> None:
         assert load_training_state(run / name)["step"] == step
 
 
-def test_a_folder_without_training_state_is_nothing_to_resume_from(
-    tmp_path: Path, parts: Parts
-) -> None:
-    save_model(tmp_path / "last", *parts, card="")
-    assert "training_state.pt" in sentence(lambda: verify(tmp_path / "last", needs_state=True))
-
-
 def test_code_in_a_training_state_is_not_run(run: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:

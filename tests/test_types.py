@@ -36,11 +36,6 @@ def test_the_cells_tile_the_rectangle_without_gap_or_overlap(flipped: bool) -> N
     np.testing.assert_allclose(boxes[..., 3] - boxes[..., 1], 111)
 
 
-def test_a_mirrored_input_has_its_first_column_at_the_right_of_the_photo() -> None:
-    mirrored = Geometry(200, 100, 0, 0, 200, 100, flipped=True)
-    assert mirrored.cell_box_px(1, 0, rows=2, columns=4) == (150.0, 50.0, 200.0, 100.0)
-
-
 def caption(count: int = 2, **changed: object) -> Caption:
     fields = {
         "words": ["a", "dog", "runs"][:count],

@@ -12,7 +12,6 @@ from PIL import Image
 import captioner.visualization
 from captioner.visualization.files import (
     output_names,
-    picture_name,
     save_png,
     word_names,
 )
@@ -76,18 +75,6 @@ def test_words_become_file_names_that_every_system_takes():
         f"photo.jpg.06-{'x' * 32}.png",
         "photo.jpg.07-A-b.png",
     ]
-
-
-def test_many_words_still_sort_in_reading_order():
-    names = word_names("photo", ["dog"] * 120)
-    assert sorted(names) == names
-    assert len(set(names)) == 120
-    assert names[0] == "photo.001-dog.png"
-
-
-def test_a_word_never_takes_the_name_of_a_sheet():
-    assert picture_name("photo") == "photo.attention.png"
-    assert picture_name("photo") not in word_names("photo", ["attention"])
 
 
 def test_the_examples_in_the_documentation_are_true():

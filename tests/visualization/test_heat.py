@@ -138,25 +138,6 @@ def test_uniform_attention_is_one_everywhere(size, grid, smooth):
         np.testing.assert_allclose(heat, 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-def test_pixels_that_the_network_did_not_read_have_no_heat(smooth):
-    uniform = np.full((7, 9), 1 / 63)
-    heat = attention_heat(uniform, CROP, width_px=300, height_px=200, smooth=smooth)
-    expected = np.zeros((200, 300))
-    expected[20:140, 60:210] = 1
-    np.testing.assert_allclose(heat, expected, rtol=1e-5)
-
-
-def test_maps_of_many_words_are_laid_out_as_each_alone():
-    maps = np.random.default_rng(5).dirichlet(np.ones(63), size=4).reshape(4, 7, 9)
-    together = attention_heat(maps, MIRRORED, width_px=80, height_px=60)
-    assert together.shape == (4, 60, 80)
-    assert together.dtype == np.float32
-    for cells, heat in zip(maps, together, strict=True):
-        alone = attention_heat(cells, MIRRORED, width_px=80, height_px=60)
-        np.testing.assert_allclose(heat, alone, rtol=1e-5, atol=1e-6)
-
-
 def test_peaks_are_the_highest_cell_and_others_at_least_half_as_high():
     cells = np.full((7, 9), 0.001)
     cells[1, 1], cells[1, 2], cells[5, 7], cells[3, 4] = 0.3, 0.2, 0.16, 0.1

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.types import Geometry
 from captioner.visualization import OverlayStyle, attention_sheet, comparison_sheet
 from captioner.visualization.overlay import resize_captioned, word_overlay
 from captioner.visualization.sheet import vector_comparison, vector_sheet
@@ -79,23 +78,6 @@ def test_panels_are_the_words_overlays_in_reading_order(make_caption, kind):
         np.testing.assert_array_equal(np.asarray(sheet.crop(box)), np.asarray(expected))
 
 
-@pytest.mark.parametrize("shape", [(300, 500), (400, 300)])
-def test_the_key_has_a_line_more_for_sampled_cells(make_caption, shape):
-    # One word on a portrait makes a narrow sheet, where the key stands below the legend.
-    photo = Image.new("RGB", shape, MAGENTA)
-    maps = np.full((3, 7, 9), (1 - 2.5 / 63) / 62)  # neither flat nor with a peak to mark
-    maps[:, 3, 4] = 2.5 / 63
-    for words in (["dog"], ["a", "brown", "dog"]):
-        count = len(words)
-        soft, hard = (
-            attention_sheet(photo, make_caption(shape, words, maps=maps[:count], hard=hard))
-            for hard in (False, True)
-        )
-        ink = [np.flatnonzero((np.asarray(sheet) < 255).any(axis=(1, 2))) for sheet in (soft, hard)]
-        assert ink[1][-1] - ink[0][-1] > 10
-        assert hard.height - ink[1][-1] > MARGIN
-
-
 def test_long_words_stay_in_their_column_and_long_captions_wrap(make_caption):
     photo = Image.new("RGB", (400, 300), MAGENTA)
     caption = make_caption((400, 300), ["antidisestablishmentarianism" * 9] * 5)
@@ -115,16 +97,6 @@ def test_words_that_are_no_plain_text_are_drawn(make_caption):
     odd = ["", "two\nlines", "\x00", "<unk>", "東京", "é", "\u202e", "\ud800"]
     sheet = attention_sheet(photo, make_caption((40, 30), odd), "colour")
     assert len(panels_of(sheet)) == 1 + len(odd)
-
-
-def test_a_letterboxed_photo_shows_no_padding(make_caption):
-    photo = Image.new("RGB", (400, 200), MAGENTA)
-    maps = np.zeros((1, 8, 8))
-    maps[0, :2] = maps[0, -2:] = 1 / 32  # all on the padding
-    geometry = Geometry(400, 200, 0, -100, 400, 400)
-    caption = make_caption((400, 200), ["dog"], maps=maps, rows=8, columns=8, geometry=geometry)
-    sheet = attention_sheet(photo, caption, OverlayStyle("colour", smooth=False))
-    assert len(sheet.crop(panels_of(sheet)[1]).getcolors()) == 1
 
 
 def test_a_comparison_has_a_row_a_model_and_wraps_long_captions(make_caption):

@@ -310,17 +310,6 @@ def test_the_keyboard_walks_through_the_words(open_viewer, make_caption):
     assert page.evaluate("document.activeElement.textContent") == "Play"
 
 
-def test_from_right_to_left_the_arrow_keys_go_where_they_point(open_viewer, make_caption):
-    page = open_viewer(content(make_caption((640, 480), ["كلب", "في", "الثلج"]))).page
-    lefts = [box["x"] for box in (word.bounding_box() for word in page.locator(".cv-word").all())]
-    assert lefts == sorted(lefts, reverse=True)
-    page.keyboard.press("Tab")
-    for key, place in [("ArrowLeft", 1), ("ArrowLeft", 2), ("ArrowRight", 1)]:
-        page.keyboard.press(key)
-        until(page, "viewer.frame === null")
-        assert page.evaluate("viewer.shown") == place
-
-
 def test_a_screen_reader_hears_each_word_with_its_figures(open_viewer, make_caption):
     maps = np.full((3, 63), 0.2 / 62)
     maps[0, 8], maps[1, 31] = 0.8, 0.8  # the upper right corner, the middle
