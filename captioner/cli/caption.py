@@ -194,8 +194,6 @@ class _CaptionRun:
             self._restore(photo, record)
         if todo:
             self._caption(todo, models)
-        if self.pictures is not None:
-            self.pictures.finish()
         for file in self.texts.finish(photos, self.pages):
             if not arguments.json:
                 show(printable(file))
@@ -396,8 +394,6 @@ class _CaptionRun:
         if arguments.compare:
             shown = self._not_withheld(found)
             content = {"captions": {name: each.text for name, each in shown}}
-            caption = shown[0][1] if shown else caption
-        content["unsure"] = caption.is_unsure
         assert self.pictures is not None
         self.journal.add(photo, self.pictures.names[photo], content, pictures)
 
@@ -429,20 +425,8 @@ class _CaptionRun:
     def _restore(self, photo: _Photo, record: dict[str, Any]) -> None:
         """Add a photo that an earlier run captioned to the files that list all photos."""
         self.done += 1
-        text = record.get("caption")
-        if self.arguments.compare:  # the gallery shows the caption of the first model
-            text = next(iter(record.get("captions", {}).values()), None)
-        if not isinstance(text, str):
-            return
         if self.arguments.write:
-            self.texts.add(photo, text, record.get("confidence"))
-        withheld = is_withheld(record.get("confidence"), self.arguments.min_confidence)
-        if self.pictures is not None and self.pictures.gallery and not withheld:
-            try:
-                unsure = record.get("unsure", False)
-                self.pictures.add_to_gallery(photo, open_photo(photo), text, unsure=unsure)
-            except CaptionerError as error:
-                self._failed(photo, error)
+            self.texts.add(photo, record["caption"], record.get("confidence"))
 
     def _failed(self, photo: _Photo | None, reason: object) -> None:
         self.failures += 1

@@ -17,17 +17,14 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from captioner import visualization as v
-from captioner.cli import show
 from captioner.cli.output import of_head
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
-from captioner.log import printable
 from captioner.runtime.cores import usable_cores
 
 if TYPE_CHECKING:
     from captioner.types import Caption
 
-GALLERY = "gallery.html"
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
 # because much of the drawing holds Python's lock.
 PROCESSES_FROM = 12
@@ -41,10 +38,9 @@ class Drawing:
 
     Args:
         name: Begins the names of the files.
-        content: What the files' names call sheets and pages: `attention` or `comparison`.
         shown: Names of models and their captions, of the layer and head that are drawn.
         with_heads: The same with all layers and heads, for pages.
-        gallery: File name of the gallery that the page leads back to, if there is one.
+        options: Those of the command.
     """
 
     name: str
@@ -52,13 +48,8 @@ class Drawing:
     image: Image.Image
     shown: list[tuple[str, Caption]]
     with_heads: list[tuple[str, Caption]]
-    kinds: tuple[str, ...]
-    folder: Path
     style: v.OverlayStyle
-    content: str = "attention"
-    layer: int | None = None
-    head: int | None = None
-    gallery: str | None = None
+    options: argparse.Namespace
 
 
 class PictureWriter:
@@ -83,10 +74,6 @@ class PictureWriter:
             opacity=arguments.opacity,
             threshold=arguments.threshold,
         )
-        self.content = "comparison" if arguments.compare else "attention"
-        several = len(set(names.values())) > 1
-        self.gallery = GALLERY if several and "html" in arguments.save else None
-        self.entries: dict[Path | str, v.Entry] = {}
         self._pool: ProcessPoolExecutor | None = None
 
     @contextmanager
@@ -136,13 +123,8 @@ class PictureWriter:
             image=image,
             shown=of_head(bare, self.arguments),
             with_heads=bare,
-            kinds=self.arguments.save,
-            folder=self.arguments.output,
             style=self.style,
-            content=self.content,
-            layer=self.arguments.layer,
-            head=self.arguments.head,
-            gallery=self.gallery,
+            options=self.arguments,
         )
         if self._pool is None or image.width * image.height > LARGEST_APART_PX:
             result = draw(drawing)
@@ -154,34 +136,9 @@ class PictureWriter:
             pictures, problem = result if waiting is None else waiting.result()
             if problem is not None:
                 self.failed(photo, problem)
-            else:
-                first = captions[0][1]
-                self.add_to_gallery(photo, image, first.text, unsure=first.is_unsure)
             return pictures
 
         return finished
-
-    def add_to_gallery(
-        self, photo: Path | str, image: Image.Image, text: str, *, unsure: bool
-    ) -> None:
-        """List the page of a photo in the gallery, if there is one."""
-        if self.gallery is not None:
-            page = v.picture_name(self.names[photo], self.content, "html")
-            self.entries[photo] = v.Entry.of(
-                image, name=Path(photo).name, page=page, caption=text, unsure=unsure
-            )
-
-    def finish(self) -> None:
-        """Save the gallery of several photos' pages.
-
-        Raises:
-            CaptionerError: It cannot be saved.
-        """
-        if self.entries:
-            file = self.arguments.output / GALLERY
-            save_bytes(v.gallery_page(list(self.entries.values())).encode(errors="replace"), file)
-            if not self.arguments.json:
-                show(printable(file))
 
 
 def _ignore_interrupts() -> None:
@@ -197,7 +154,7 @@ def draw(drawing: Drawing) -> tuple[list[Path], str | None]:
     """
     pictures: list[Path] = []
     try:
-        for kind in drawing.kinds:
+        for kind in drawing.options.save:
             pictures.extend(_save(kind, drawing))
     except CaptionerError as error:
         return pictures, str(error)
@@ -206,18 +163,19 @@ def draw(drawing: Drawing) -> tuple[list[Path], str | None]:
 
 def _save(kind: str, drawing: Drawing) -> Iterator[Path]:
     """Save one kind of picture, yielding the name of each file once it is there."""
-    style, name, folder, image = drawing.style, drawing.name, drawing.folder, drawing.image
+    style, name, image, options = drawing.style, drawing.name, drawing.image, drawing.options
     caption = replace(drawing.shown[0][1], image=image)
-    file = folder / v.picture_name(name, drawing.content, kind)
+    content = "comparison" if options.compare else "attention"
+    file = options.output / v.picture_name(name, content, kind)
     if kind == "words":
         pictures = v.word_images(image, caption, style)
         for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
-            v.save_png(picture, folder / word)
-            yield folder / word
+            v.save_png(picture, options.output / word)
+            yield options.output / word
         return
     if kind == "matrix":
-        for form in ("png", *sorted({"pdf", "svg"} & set(drawing.kinds))):
-            file = folder / v.picture_name(name, "matrix", form)
+        for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
+            file = options.output / v.picture_name(name, "matrix", form)
             save_bytes(v.matrix_bytes(caption, form, style), file)
             yield file
         return
@@ -227,12 +185,11 @@ def _save(kind: str, drawing: Drawing) -> Iterator[Path]:
             drawing.with_heads,
             name=drawing.title,
             style=style,
-            layer=drawing.layer,
-            head=drawing.head,
-            gallery=drawing.gallery,
+            layer=options.layer,
+            head=options.head,
         )
         save_bytes(text.encode(errors="replace"), file)
-    elif drawing.content == "attention":
+    elif not options.compare:
         v.save_caption(caption, file, style)
     elif kind == "png":
         v.save_png(v.comparison_sheet(image, drawing.shown, style), file)

@@ -1,8 +1,8 @@
 """The journal of an output folder: which photo each picture shows, and what is done.
 
 `captions.jsonl` has one JSON object a photo: `image` (its absolute path), `bytes` and `modified_ns`
-of its file, `settings` (a digest of the model and the options), `name`, `caption`, `confidence`,
-`unsure` and `pictures`. Later lines of a photo replace earlier ones.
+of its file, `settings` (a digest of the model and the options), `name`, `caption`, `confidence`
+and `pictures`. Later lines of a photo replace earlier ones.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from captioner.visualization.files import (
 from captioner.visualization.matrix import alignment_matrix, matrix_bytes
 from captioner.visualization.notebook import picture_bytes, save_caption
 from captioner.visualization.overlay import overlay
-from captioner.visualization.page import Entry, caption_page, gallery_page, viewer_script
+from captioner.visualization.page import caption_page, viewer_script
 from captioner.visualization.report import ReportedImage, report_page
 from captioner.visualization.sheet import (
     attention_sheet,
@@ -29,7 +29,6 @@ from captioner.visualization.words import word_images
 __all__ = [
     "PICTURE_ENDINGS",
     "Caption",
-    "Entry",
     "OverlayStyle",
     "ReportedImage",
     "alignment_matrix",
@@ -39,7 +38,6 @@ __all__ = [
     "caption_gif",
     "caption_page",
     "comparison_sheet",
-    "gallery_page",
     "matrix_bytes",
     "output_names",
     "overlay",

@@ -1,4 +1,4 @@
-"""Pages to open in a browser: an image with its caption, and a gallery of such pages.
+"""Pages to open in a browser: an image with its caption.
 
 A page is one file that loads nothing else: the image is a data URL, the viewer (viewer.js,
 viewer.css) stands inside, and its Content-Security-Policy lets nothing in.
@@ -10,12 +10,9 @@ import base64
 import hashlib
 import html
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from PIL import Image
 
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
-_THUMBNAIL_PX = 480
 
 # The image is in the page once: as the picture that is there without scripts too.
 _START = """
@@ -52,7 +48,6 @@ def caption_page(
     style: OverlayStyle | str | None = None,
     layer: int | None = None,
     head: int | None = None,
-    gallery: str | None = None,
     original_size: tuple[int, int] | None = None,
 ) -> str:
     """Return one HTML file: the image, its caption, and the attention map of each word.
@@ -66,7 +61,6 @@ def caption_page(
         style: How attention is shown at first; the reader can change it.
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.
-        gallery: Address of a page to lead back to.
         original_size: Width and height of the photo, where the image is a reduced one.
 
     Raises:
@@ -85,9 +79,8 @@ def caption_page(
         about += f", here {size[0]} × {size[1]}"
     models = ", ".join(model for model, _ in captions)
     models = f"Model{'s' if len(captions) > 1 else ''}: {models}"
-    back = f'<nav><a href="{html.escape(gallery)}">All photos</a></nav>\n' if gallery else ""
     body = (
-        f"{back}<h1>{html.escape(one_line(name))}</h1>\n"
+        f"<h1>{html.escape(one_line(name))}</h1>\n"
         f"<main>{explorable(shown, content)}</main>\n"
         f"<footer>{about}. {html.escape(models)}. A map shows how much the model attended to each "
         "place before it wrote the word, in multiples of attention that is spread evenly. The gate "
@@ -139,41 +132,6 @@ def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
         f"<p>{alt}</p></div></div>\n"
         f'<script type="application/json">{_json(content)}</script>\n'
     )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An image in a gallery: its name, the address of its page, its caption, a thumbnail."""
-
-    name: str
-    page: str
-    caption: str
-    thumbnail: str  # a data URL
-    unsure: bool = False  # its confidence is below the model's threshold
-
-    @classmethod
-    def of(
-        cls, image: Image.Image, *, name: str, page: str, caption: str, unsure: bool = False
-    ) -> Entry:
-        """Return the entry of an image; `page` is the file name of its page."""
-        small = image.convert("RGB")
-        small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX), Image.Resampling.LANCZOS)
-        return cls(name, quote(os.fsencode(page)), caption, data_url(small), unsure)
-
-
-def gallery_page(entries: Sequence[Entry]) -> str:
-    """Return one HTML file of thumbnails and captions that lead to the pages of their images."""
-    items = "\n".join(
-        f'<li><a href="{html.escape(entry.page)}"><img src="{entry.thumbnail}" alt="" '
-        f'loading="lazy"><span class="caption" dir="auto">'
-        f"{html.escape(entry.caption or '(no words)')}</span>"
-        + ('<span class="unsure">(unsure)</span>' if entry.unsure else "")
-        + f'<span class="about">{html.escape(one_line(entry.name))}</span></a></li>'
-        for entry in entries
-    )
-    count = f"{len(entries)} photo{'' if len(entries) == 1 else 's'} with captions"
-    body = f'<h1>{count}</h1>\n<main><ul class="gallery">\n{items}\n</ul></main>'
-    return document(title=count, body=body)
 
 
 def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:

@@ -60,25 +60,6 @@ def test_compared_captions_are_those_of_each_model_alone(
     ]
 
 
-def test_a_comparison_that_is_resumed_keeps_the_photos_before_in_its_gallery(
-    commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
-) -> None:
-    compare = ("--compare", tiny_model, tiny_hard_model)
-    common = ("--device", "cpu", "--output", "out", "--resume", "--save", "html")
-    assert commands.run("caption.py", photo, *compare, *common, cwd=tmp_path).code == 0
-    journal = tmp_path / "out" / "captions.jsonl"  # of models that have no confidence
-    journal.write_text(journal.read_text().replace('"unsure": false', '"unsure": true'))
-    for number in (2, 3):
-        tiny.photo(number)[0].save(tmp_path / f"{number}.jpg")
-    photos = (photo, "2.jpg", "3.jpg")
-    resumed = commands.run("caption.py", *photos, *compare, *common, cwd=tmp_path)
-    assert "1 of 3 photos were done before" in resumed.stderr
-    gallery = (tmp_path / "out" / "gallery.html").read_text()
-    for name in ("photo", "2", "3"):
-        assert f'href="{name}.comparison.html"' in gallery
-    assert gallery.count("(unsure)") == 1
-
-
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
 def test_hard_attention_follows_at_test(
     commands: Commands, tiny_hard_model: Path, photo: Path, tmp_path: Path, at_test: str

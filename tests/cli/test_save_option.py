@@ -35,19 +35,16 @@ def test_one_command_saves_every_kind(
     lines = [json.loads(line) for line in outcome.stdout.splitlines()]
     saved = {path.name for path in (tmp_path / "out").iterdir()}
     told = {Path(path).name for line in lines for path in line["pictures"]}
-    assert saved == told | {"gallery.html", "captions.jsonl"}
+    assert saved == told | {"captions.jsonl"}
     kinds = ["attention.png", "attention.pdf", "attention.svg", "attention.gif", "attention.html"]
     kinds += ["attention.npz", "matrix.png", "matrix.pdf", "matrix.svg"]
     assert {f"one.{kind}" for kind in kinds} <= saved
-    assert len(saved) == 2 + 2 * len(kinds) + sum(len(line["words"]) for line in lines)
+    assert len(saved) == 1 + 2 * len(kinds) + sum(len(line["words"]) for line in lines)
     with np.load(tmp_path / "out" / "one.attention.npz") as arrays:
         again = caption_from_arrays(dict(arrays)).to_dict()
     assert again == {key: lines[0][key] for key in again}
     with Image.open(tmp_path / "out" / "one.attention.gif") as animation:
         assert animation.n_frames == 1 + len(lines[0]["words"])
-    gallery = (tmp_path / "out" / "gallery.html").read_text()
-    assert 'href="one.attention.html"' in gallery
-    assert 'href="gallery.html"' in (tmp_path / "out" / "two.attention.html").read_text()
 
     # Pictures of an earlier run are not photos.
     for photo in photos:

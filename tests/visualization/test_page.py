@@ -10,7 +10,7 @@ from chromium import Watched, until
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.visualization import Entry, OverlayStyle, caption_page, gallery_page
+from captioner.visualization import OverlayStyle, caption_page
 
 NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
 
@@ -86,19 +86,3 @@ def test_a_page_holds_the_photo_within_its_limit_and_says_so(make_caption):
         caption_page(large.resize((100, 100)), [("m", caption)], name="x")
     with pytest.raises(ValueError, match="needs a caption"):
         caption_page(large, [], name="x")
-
-
-def test_a_gallery_leads_to_its_pages(opened):
-    entries = [
-        Entry.of(picture(), name="<a>.jpg", page='a "1" #.html', caption="two <dogs>"),
-        Entry.of(picture(80, 400), name="b.jpg", page="b.html", caption="", unsure=True),
-    ]
-    watched = opened(gallery_page(entries), viewport={"width": 320, "height": 600})
-    links = watched.page.get_by_role("link").all()
-    assert [link.inner_text().split("\n") for link in links] == [
-        ["two <dogs>", "<a>.jpg"],
-        ["(no words)", "(unsure)", "b.jpg"],
-    ]
-    assert links[0].get_attribute("href") == "a%20%221%22%20%23.html"
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 320
-    assert watched.complaints == []
