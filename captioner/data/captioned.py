@@ -62,19 +62,13 @@ class Split:
                 f"{name}: {len(paths)} photos have no caption, so nothing is learned from them, "
                 f"and they are not scored: {listed(paths)}"
             )
-        if wordless := self.wordless_sentence():
-            sentences.append(f"{name}: {wordless}")
+        if self.wordless:
+            path, text = self.wordless[0]
+            sentences.append(
+                f"{name}: {len(self.wordless)} captions are left out, because they have no words; "
+                f"the first is {text!r} of {path}"
+            )
         return sentences
-
-    def wordless_sentence(self) -> str | None:
-        """Say which captions were left out for want of words; None without any."""
-        if not self.wordless:
-            return None
-        path, text = self.wordless[0]
-        return (
-            f"{len(self.wordless)} captions are left out, because they have no words; the first is "
-            f"{text!r} of {path}"
-        )
 
 
 def with_words(

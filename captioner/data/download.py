@@ -46,8 +46,6 @@ def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool
         raise ImageError(
             f"cannot be fetched: the site answers {error.code} {error.reason}"
         ) from None
-    except TimeoutError:
-        raise ImageError(f"cannot be fetched within {timeout:g} s") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ImageError):

@@ -9,7 +9,7 @@ from captioner.data.formats.table import texts_of
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.records import CAPTION_COLUMNS, usual_column
 from captioner.data.splits import split_of_folder
-from captioner.data.text_files import numbered_lines, read_json_object
+from captioner.data.text_files import numbered_lines, read_json
 
 _SUFFIXES = (".json", ".caption", ".txt")  # of several, the last counts
 
@@ -44,8 +44,8 @@ class Sidecars:
 def _captions(path: Path) -> tuple[str, ...]:
     if path.suffix.lower() != ".json":
         return tuple(line for _, line in numbered_lines(path))
-    facts = read_json_object(path)
-    column = usual_column(list(facts), CAPTION_COLUMNS)
+    facts = read_json(path)
+    column = usual_column(list(facts), CAPTION_COLUMNS) if isinstance(facts, dict) else None
     return (column and texts_of([facts[column]])) or ()
 
 
@@ -61,9 +61,9 @@ def _texts(data: DataFiles) -> dict[Path, Path]:
     images = data.tree.images
     found = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}
     if not any(found.values()):
-        images_of, texts_of = Counter(i.stem for i in images), Counter(p.stem for p in texts)
-        by_stem = {path.stem: path for path in texts if texts_of[path.stem] == 1}
-        found = {i: by_stem.get(i.stem) for i in images if images_of[i.stem] == 1}
+        stems, text_stems = Counter(i.stem for i in images), Counter(p.stem for p in texts)
+        by_stem = {path.stem: path for path in texts if text_stems[path.stem] == 1}
+        found = {i: by_stem.get(i.stem) for i in images if stems[i.stem] == 1}
     first = next((p for p in found.values() if p and p.suffix.lower() == ".json"), None)
     if first is not None and not _captions(first):  # facts of other kinds
         return {i: p for i, p in found.items() if p and p.suffix.lower() != ".json"}
