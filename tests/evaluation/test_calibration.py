@@ -63,14 +63,6 @@ def test_the_fit_finds_the_probabilities_that_captions_were_drawn_from() -> None
     assert calibrator.fitted_on == "data 0 (1500 photos), data 1 (1500 photos)"
 
 
-def test_features_without_a_value_count_as_the_mean() -> None:
-    calibrator, _ = fit([drawn(300, 0)])
-    features = np.array([calibrator.mean] * 2)
-    features[1, 1] = np.nan
-    first, second = calibrator.probabilities(features)
-    assert first == pytest.approx(second)
-
-
 def test_the_area_under_the_curve_is_the_share_of_pairs() -> None:
     generator = np.random.default_rng(0)
     confidence, right = generator.integers(0, 6, 50) / 5, generator.random(50) < 0.4

@@ -266,35 +266,6 @@ def test_the_other_words_of_the_caption_are_a_control(tmp_path: Path) -> None:
     assert alone.figures["hit_others"] == alone.figures["hit_uniform"]
 
 
-def test_several_files_of_objects_are_one(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    first = instances(tmp_path, {"dog": [40, 0, 40, 30]})
-    second = instances(tmp_path / "b", {"cat": [0, 0, 20, 60], "dog": [0, 0, 10, 10]})
-    content = json.loads(second.read_text())
-    content["images"].append(content["images"][0] | {"id": 8, "file_name": "000000000008.jpg"})
-    content["annotations"][0]["image_id"] = 8
-    second.write_text(json.dumps(content))
-    objects = Objects(first, second)
-    assert objects.image(Path("000000000007.jpg")) == (0, 7), "of two files the first"
-    eighth = objects.image(Path("000000000008.jpg"))
-    assert eighth == (1, 8)
-    cat = objects.mask(eighth, "cat")
-    assert cat is not None
-    assert cat.sum() == 10 * 60
-    assert objects.mask(eighth, "dog") is None
-    assert objects.mask(KEY, "cat") is None
-
-
-@pytest.mark.parametrize(
-    ("box", "pixels"), [([-5, -3, 20, 13], 15 * 10), ([-9, 4, 8, 5], 0), ([70, 50, 30, 30], 100)]
-)
-def test_a_box_ends_at_the_edges_of_its_photo(
-    tmp_path: Path, box: list[float], pixels: int
-) -> None:
-    mask = Objects(instances(tmp_path, {"dog": box})).mask(KEY, "dog", boxes=True)
-    assert (0 if mask is None else mask.sum()) == pixels
-
-
 def test_summaries_are_means_over_words(tmp_path: Path) -> None:
     objects = Objects(instances(tmp_path, {"dog": [40, 0, 40, 30], "person": [0, 0, 20, 60]}))
     maps = np.random.default_rng(2).dirichlet(np.ones(8), 3).astype(np.float32).reshape(3, 2, 4)

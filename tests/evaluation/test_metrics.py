@@ -18,7 +18,6 @@ from captioner.errors import DataError
 from captioner.evaluation import metrics
 from captioner.evaluation.metrics import Scores, quick_scores, score_captions
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NO_JAVA = "/nonexistent/java"
 NGRAM_METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 CANDIDATES = {1: "a black dog runs in the snow", 2: "two men sit on a red bench"}

@@ -135,32 +135,6 @@ def test_without_self_attention_local_and_contextual_are_the_same(kind: str) -> 
     assert torch.equal(found[0], found[2]) == (kind == "mean")
 
 
-@pytest.mark.parametrize("select", ["soft", "hard"])
-@pytest.mark.parametrize("kind", ["lstm", "transformer"])
-def test_gradients_reach_both_kinds_of_cells_and_are_those_of_the_steps(
-    kind: str, select: Any
-) -> None:
-    grid, decoder = random_grid(), random_decoder(kind, select=select, values="local")
-    cells: tuple[Tensor, ...] = (grid.features.requires_grad_(), grid.local.requires_grad_())  # type: ignore[union-attr]
-    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
-    forced = decoder(decoder.prepare(grid), tokens, LENGTHS)
-    weights = torch.randn_like(forced.logits)
-    loss = (forced.logits * weights).sum() + pack_by_step(forced.log_prob, LENGTHS).sum()
-    at_once = torch.autograd.grad(loss, cells)
-
-    memory = decoder.prepare(grid)
-    state, logits, log_probs = decoder.start(memory), [], []
-    for step in range(3):
-        found, attended, state = decoder.step(tokens[:, step : step + 1], state, memory)
-        logits.append(found[:, 0])
-        log_probs.append(attended.log_prob)
-    by_steps = (pack_by_step(torch.stack(logits, 1), LENGTHS) * weights).sum()
-    by_steps = by_steps + pack_by_step(torch.cat(log_probs, 1), LENGTHS).sum()
-    for found, expected in zip(at_once, torch.autograd.grad(by_steps, cells), strict=True):
-        assert expected.abs().max() > 1e-3
-        assert close(found, expected)
-
-
 @torch.no_grad()
 def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     config = ModelConfig(

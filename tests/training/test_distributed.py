@@ -198,32 +198,6 @@ def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
     assert "missing" not in first.stderr
 
 
-ALONE = """
-import sys, types
-from captioner.__main__ import main
-from captioner.cli import run_command
-def join():
-    from captioner.runtime.distributed import processes
-    with processes("cpu", join_timeout_s=2.0):
-        return 0
-sys.modules["captioner.cli.train"] = types.SimpleNamespace(main=lambda _: run_command(join))
-sys.exit(main(["train"]))
-"""
-
-
-@pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.slow)])
-def test_of_a_fellow_that_never_comes_a_user_sees_one_sentence(rank: str) -> None:
-    """As a command of its own: what torch's C++ code writes is decided when torch is imported."""
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ended = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=REPOSITORY, env={**os.environ, **world, "RANK": rank}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    result = ProgramResult(ended.returncode, ended.stdout, ended.stderr)
-    assert "did not all join within 2 s" in result.sentence()
-
-
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
     killed: int, table: Path, tmp_path: Path

@@ -130,16 +130,6 @@ def test_a_plateau_is_a_tenth_for_each_drop() -> None:
         assert factors(5, schedule="plateau", drops=drops) == pytest.approx([expected] * 5)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
-@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 3)])
-def test_runs_shorter_than_the_warm_up_have_rates_from_zero_to_one(
-    schedule: Any, warmup: int, total: int
-) -> None:
-    config = OptimConfig(schedule=schedule, warmup_steps=warmup)
-    for step in range(8):
-        assert 0 <= learning_rate_factor(step, total, config) <= 1
-
-
 # --- averaged weights -----------------------------------------------------------------------------
 
 

@@ -20,7 +20,6 @@ from captioner.checkpoint import (
     load_training_state,
     verify,
 )
-from captioner.data.layouts import read_split
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator
@@ -225,34 +224,6 @@ def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     train(tiny.recipe(table, tmp_path / "whole", train__epochs=1))
     models = [folder / "last" / "model.safetensors" for folder in (run, tmp_path / "whole")]
     assert models[0].read_bytes() == models[1].read_bytes()
-
-
-def test_validation_searches_as_the_settings_of_decoding_say(
-    table: Path, tiny_model: Path, tmp_path: Path
-) -> None:
-    """With the weights of a model whose captions end: a penalty makes them longer."""
-    words = {}
-    for penalty in (0.0, 3.0):
-        run = tmp_path / str(penalty)
-        train(
-            tiny.recipe(
-                table,
-                run,
-                **{**ASLEEP, "optim__ema_decay": 0.0, "train__epochs": 1},
-                train__start_from=str(tiny_model),
-                train__val_beam_size=4,
-                train__metric="ROUGE_L",
-                decoding__length_penalty=penalty,
-            )
-        )
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        (validated,) = [e for e in map(json.loads, lines) if e["kind"] == "validation"]
-        captioner = Captioner.from_pretrained(run / "best", device="cpu")
-        images = read_split(format="table", root=table, split="val").images
-        captions = [captioner.caption(image.path, beam_size=4) for image in images]
-        words[penalty] = sum(len(caption.words) for caption in captions) / len(captions)
-        assert validated["words"] == pytest.approx(words[penalty])
-    assert words[3.0] > words[0.0]
 
 
 def test_a_run_ends_with_the_calibrator_of_its_best_model(

@@ -26,21 +26,6 @@ def ready(table: Path, **changed: object) -> Setup:
     return prepare(tiny.recipe(table, table / "run", **changed), CPU)
 
 
-def test_learned_positions_have_to_reach_the_longest_caption_before_anything_is_done(
-    table: Path,
-) -> None:
-    learned = {
-        "decoder__kind": "transformer",
-        "decoder__positions": "learned",
-        "decoder__heads": 2,
-        "decoder__max_positions": 9,
-        "decoding__max_words": 9,
-    }
-    ready(table, **learned, data__max_words=8)
-    with pytest.raises(ConfigError, match=r"decoder\.max_positions: 9 .* use 10 or more"):
-        ready(table, **learned, data__max_words=9)
-
-
 def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
     rows = (table / "captions.csv").read_text()
     (table / "captions.csv").write_text(rows + "17.jpg,zebra zebra,test\n13.jpg,yak yak,val\n")
@@ -69,8 +54,6 @@ def test_one_validation_photo_has_no_cider(table: Path) -> None:
         ({}, ""),
         ({"data__cache": "cache"}, "data.cache: one view"),
         ({"data__cache": "cache", "data__cache_views": 2}, ""),
-        ({"data__cache": "cache", "data__cache_min_area": 0.5}, ""),
-        ({"data__cache_views": 2}, "data.cache_views: no cache"),
         ({"data__min_count": 12}, "data.min_count: the vocabulary knows 71%"),
         ({"optim__warmup_steps": 7}, "optim.warmup_steps: training has about 6 steps"),
         ({"optim__warmup_steps": 6}, ""),
@@ -127,9 +110,6 @@ def test_the_cache_needs_frozen_stages(table: Path) -> None:
         ({"data__train_split": "nowhere"}, "'nowhere'"),
         ({"encoder__backbone": "no_such_network"}, "encoder.backbone"),
         ({"encoder__weights": "no/such/file.pth"}, "encoder.weights"),
-        ({"encoder__trainable_from": "no_such_stage"}, "encoder.trainable_from"),
-        ({"decoder__tie_embeddings": True, "decoder__embed_dim": 8, "decoder__output": "plain"},
-         "decoder.tie_embeddings"),
     ],
 )  # fmt: skip
 def test_missing_files_are_named(table: Path, changed: dict[str, object], reported: str) -> None:

@@ -79,14 +79,6 @@ def test_the_training_state_goes_through_a_file_and_back(folder: Path) -> None:
     assert results[0] == results[1], "with the model's weights it is the same task"
 
 
-def test_the_state_of_another_task_is_refused(folder: Path) -> None:
-    task, soft = ready(folder, AVERAGE).task, ready(folder, {}).task
-    with pytest.raises(RuntimeError, match="baseline"):
-        task.load_training_state(soft.training_state())
-    with pytest.raises(RuntimeError, match="baseline"):
-        soft.load_training_state(task.training_state())
-
-
 # --- several processes ----------------------------------------------------------------------------
 
 

@@ -120,18 +120,6 @@ def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> No
     assert torch.isfinite(query.grad).all()
 
 
-def test_hypotheses_of_a_photo_see_the_same_as_each_would_alone() -> None:
-    attention, grid = random_attention()
-    query = random_query(beams=4)
-    together = attention(query, attention.prepare(grid), 0)
-    for k in range(4):
-        alone = attention(query[:, k : k + 1], attention.prepare(grid), 0)
-        for name in ("context", "weights", "entropy"):
-            torch.testing.assert_close(
-                getattr(together, name)[:, k : k + 1], getattr(alone, name), rtol=1e-12, atol=1e-13
-            )
-
-
 @pytest.mark.parametrize("index", [torch.tensor([2, 0, 0, 1]), slice(2)], ids=["index", "slice"])
 def test_selected_photos_keep_features_keys_and_shape(index: Tensor | slice) -> None:
     attention, grid = random_attention()

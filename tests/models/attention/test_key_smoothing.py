@@ -15,7 +15,6 @@ from captioner.models.build import build_attention
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H = 2, 3, 3, 4, 6, 5
-L = ROWS * COLUMNS
 
 
 def random_grid(**sizes: int) -> Grid:

@@ -130,18 +130,6 @@ def test_each_score_is_its_formula_in_a_plain_loop(
         assert scores[b, head, k, i].item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
 
 
-def test_concat_is_luongs_one_matrix_on_both_vectors() -> None:
-    """v . tanh(W [h; a]), equation 8: W is the halves that meet h and a, side by side."""
-    score = loud(concat())
-    queries, features = random_photos()
-    whole = torch.cat([score.query.weight, score.key.weight], dim=1)  # [A, H + D]
-    both = torch.cat(
-        [queries.unsqueeze(2).expand(B, K, L, H), features.unsqueeze(1).expand(B, K, L, D)], dim=-1
-    )
-    expected = torch.tanh(both @ whole.T) @ score.energy.weight[0]
-    torch.testing.assert_close(score(queries, score.keys(features))[:, 0], expected)
-
-
 def test_cosines_do_not_depend_on_lengths_and_bear_a_cell_of_zeros() -> None:
     score = loud(cosine())
     queries, features = random_photos()

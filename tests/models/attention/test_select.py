@@ -79,16 +79,6 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     assert torch.isfinite(attended.log_prob).all()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_where_one_cell_has_all_the_weight_hard_attention_is_soft(training: bool) -> None:
-    scores, values = random_scores(scale=1e5)
-    hard = HardSelect(AttentionConfig(semi_sampling=0.0)).train(training)(scores, values)
-    soft = SoftSelect(AttentionConfig())(scores, values)
-    assert soft.weights.max(-1).values.min() == 1
-    for name in ("context", "weights", "entropy", "log_prob"):
-        assert torch.equal(getattr(hard, name), getattr(soft, name)), name
-
-
 # --- semi-sampling --------------------------------------------------------------------------------
 
 

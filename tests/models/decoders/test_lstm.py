@@ -187,63 +187,7 @@ def test_teacher_forcing_equals_the_steps(lengths: list[int], settings: dict[str
     assert (forced.beta is None) == (settings["gate"] == "none")
 
 
-def test_gradients_through_teacher_forcing_equal_those_through_the_steps() -> None:
-    lengths = [4, 4, 3, 1]
-    decoder = random_decoder(gate="vector")
-    features = random_grid(4).features.requires_grad_()
-    grid = Grid(features, ROWS, COLUMNS)
-    tokens = random_captions(lengths)
-    weights = torch.randn(sum(lengths), V, dtype=torch.double)
-
-    def gradients(logits: Tensor, maps: Tensor) -> list[Tensor]:
-        loss = (torch.log_softmax(logits, -1) * weights).sum() + maps.square().sum()
-        return list(torch.autograd.grad(loss, [features, *decoder.parameters()]))
-
-    forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
-    steps = stepwise(decoder, grid, tokens, lengths)
-    places = [(r, s) for s in range(max(lengths)) for r in range(len(lengths)) if s < lengths[r]]
-    by_steps = gradients(
-        torch.stack([steps[r][s][0] for r, s in places]),
-        torch.stack([steps[r][s][1].weights[0, 0] for r, s in places]),
-    )
-    for one, other in zip(gradients(forced.logits, forced.maps), by_steps, strict=True):
-        assert other.abs().max() > 1e-4
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=CLOSE)
-
-
-def test_padding_does_not_matter() -> None:
-    lengths = [4, 3, 1]
-    decoder, grid = random_decoder(), random_grid(3)
-    memory = decoder.prepare(grid)
-    tokens = random_captions(lengths)
-    clean = decoder(memory, tokens, torch.tensor(lengths))
-    dirty = torch.cat([tokens, torch.full((3, 2), V - 1)], dim=1)
-    for row, length in enumerate(lengths):
-        dirty[row, length:] = torch.randint(V, (6 - length,))
-    found = decoder(memory, dirty, torch.tensor(lengths))
-    assert torch.equal(found.logits, clean.logits)
-    assert torch.equal(found.maps, clean.maps)
-
-
 # --- hypotheses -----------------------------------------------------------------------------------
-
-
-def test_hypotheses_of_a_photo_are_written_as_each_would_be_alone() -> None:
-    decoder, grid = random_decoder(), random_grid(2)
-    memory = decoder.prepare(grid)
-    sequence = torch.tensor(
-        [[[1, 1, 1], [1, 1, 1]], [[4, 5, 6], [7, 8, 4]], [[3, 3, 5], [6, 6, 7]]]
-    )
-    together, state = [], decoder.start(memory, 3)
-    for tokens in sequence:
-        logits, attended, state = decoder.step(tokens, state, memory)
-        together.append((logits, attended.weights))
-    for k in range(3):
-        alone = decoder.start(memory, 1)
-        for tokens, (logits, maps) in zip(sequence, together, strict=True):
-            found, attended, alone = decoder.step(tokens[:, k : k + 1], alone, memory)
-            torch.testing.assert_close(found, logits[:, k : k + 1], rtol=CLOSE, atol=CLOSE)
-            torch.testing.assert_close(attended.weights, maps[:, k : k + 1], rtol=CLOSE, atol=CLOSE)
 
 
 def test_reorder_takes_the_named_hypotheses_of_the_named_photos() -> None:
@@ -277,25 +221,6 @@ def test_fresh_weights_leave_the_forget_gate_open_and_the_recurrence_orthogonal(
     assert (decoder.embedding.weight[0] == 0).all()
     assert (decoder.embedding.weight[1:] != 0).any(1).all()
     assert (decoder.vocabulary.bias == 0).all()
-
-
-@pytest.mark.parametrize("output", ["deep", "plain"])
-@pytest.mark.parametrize("name", ["dropout", "embed_dropout"])
-def test_each_dropout_acts_in_training_only(output: Any, name: str) -> None:
-    settings = {"dropout": 0.0, "embed_dropout": 0.0}
-    still = random_decoder(output=output, **settings)
-    noisy = random_decoder(output=output, **{**settings, name: 0.5})
-    grid, tokens = random_grid(1), torch.tensor([[1]])
-
-    def logits(decoder: LSTMDecoder) -> Tensor:
-        torch.manual_seed(0)
-        memory = decoder.prepare(grid)
-        return decoder.step(tokens, decoder.start(memory), memory)[0]
-
-    expected = logits(still)
-    assert torch.equal(logits(still.train()), expected)
-    assert torch.equal(logits(noisy), expected)
-    assert (logits(noisy.train()) - expected).abs().max() > 1e-3
 
 
 def test_deep_output_drops_out_both_the_state_and_the_last_layer_as_the_original_code() -> None:

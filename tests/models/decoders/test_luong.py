@@ -11,13 +11,13 @@ import plain
 import pytest
 import torch
 from plain import Vector
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import Attention, GlobalWindow, SoftSelect
 from captioner.models.attention.scores import GeneralScore
 from captioner.models.decoders.luong import LuongDecoder
-from captioner.types import AttentionOutput, Grid
+from captioner.types import Grid
 
 V, ROWS, COLUMNS, D, H, E = 9, 2, 2, 5, 4, 3
 L = ROWS * COLUMNS
@@ -135,18 +135,3 @@ def test_reorder_takes_the_input_feeding_along() -> None:
         assert torch.equal(
             getattr(chosen, name), torch.stack([given[2, [1, 1]], given[0, [0, 1]]])
         ), name
-
-
-def test_the_window_gets_the_number_of_the_word() -> None:
-    decoder, grid = random_decoder(), random_grid()
-    positions: list[Any] = []
-    original = decoder.attention.window.forward
-
-    def recorded(query: Tensor, grid: Grid, position: Any) -> AttentionOutput | Tensor | None:
-        positions.append(position)
-        return original(query, grid, position)
-
-    decoder.attention.window.forward = recorded
-    memory = decoder.prepare(grid)
-    decoder(memory, torch.tensor([[1, 4, 5], [1, 6, 0]]), torch.tensor([3, 2]))
-    assert positions == [0, 1, 2]

@@ -18,7 +18,7 @@ from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.backbones.efficientnet_source import fold_batch_norms, set_drop_path
-from captioner.models.build import build_encoder, grid_cells
+from captioner.models.build import build_encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
@@ -127,12 +127,3 @@ def test_networks_without_such_blocks_refuse_to_leave_them_out() -> None:
     config = EncoderConfig("timm/test_resnet", weights="none", drop_path=0.1)
     with pytest.raises(ConfigError, match=r"^encoder\.drop_path: only efficientnet_lite2 "):
         build_encoder(config, size_px=(64, 64))
-
-
-def test_cells_are_counted_of_a_moved_encoder_without_changing_it() -> None:
-    encoder = build_encoder(EncoderConfig(), size_px=(96, 96), pretrained=False)
-    encoder.to(torch.bfloat16).train()
-    encoder.backbone.eval()
-    before = {name: module.training for name, module in encoder.named_modules()}
-    assert grid_cells(encoder, 96, 96) == 9
-    assert {name: module.training for name, module in encoder.named_modules()} == before

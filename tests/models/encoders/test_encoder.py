@@ -77,27 +77,6 @@ def test_cells_are_row_major_with_the_mean_of_their_own_pixels() -> None:
                     assert cell == pytest.approx(mean / 64, abs=1e-5)
 
 
-@pytest.mark.parametrize(("top", "left"), [(0, 0), (0, 1), (1, 0), (1, 1)])
-@torch.inference_mode()
-def test_a_mark_in_a_corner_of_a_wide_photo_changes_the_cells_of_that_corner_only(
-    top: int, left: int
-) -> None:
-    # a shallow tap, whose cells see a small part of the photo
-    encoder = Encoder(build_backbone("efficientnet_lite2", tap="blocks.1")).eval()
-    plain = torch.zeros(1, 3, 128, 256)
-    marked = plain.clone()
-    y, x = top * 112, left * 240
-    marked[:, :, y : y + 16, x : x + 16] = 3.0
-    grids = [encoder(inputs) for inputs in (plain, marked)]
-    rows, columns = grids[0].height, grids[0].width
-    assert (rows, columns) == (32, 64)
-    change = (grids[1].features - grids[0].features)[0].norm(dim=-1).tolist()
-    changed = [divmod(cell, columns) for cell, size in enumerate(change) if size > 1e-4]
-    assert (top * (rows - 1), left * (columns - 1)) in changed
-    assert {row // 16 for row, _ in changed} == {top}
-    assert {column // 16 for _, column in changed} == {left * 3}
-
-
 @torch.inference_mode()
 def test_the_projection_is_a_layer_a_norm_and_a_relu_of_each_cell_alone(build: Any) -> None:
     encoder = build(project_dim=7, dropout=0.5).eval()
@@ -158,24 +137,6 @@ def test_gradients_and_statistics_move_from_the_named_stage_on_only(
         assert moves == [index >= at and batch_norm == "train"] * len(moves)
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen", "train"])
-def test_fine_tuned_stages_use_the_statistics_that_batch_norm_names(
-    build: Any, batch_norm: Any
-) -> None:
-    encoder = build(trainable_from="blocks.4", batch_norm=batch_norm)
-    inputs = photos()
-    with torch.no_grad():
-        by_running = encoder.eval()(inputs).features
-        in_training = encoder.train()(inputs).features
-        alone = encoder(inputs[:1]).features
-    scale = by_running.std()
-    differences = [(in_training - by_running).abs().max(), (in_training[:1] - alone).abs().max()]
-    if batch_norm == "frozen":
-        assert max(differences) < 1e-4 * scale
-    else:
-        assert min(differences) > 0.1 * scale
-
-
 def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
     """Networks have dropout and stochastic depth as well as BatchNorm."""
     stages: list[tuple[str, nn.Module]] = [
@@ -205,20 +166,6 @@ def test_a_network_of_one_stage_is_fine_tuned_from_a_layer_of_its_own(
         moves = moved(before[name], layer)
         assert moves == [learns] * len(moves), name
     assert encoder.frozen_stages == 0
-
-
-def test_a_layer_inside_a_stage_can_be_named(build: Any) -> None:
-    encoder = build(trainable_from="blocks.4.2")
-    assert encoder.frozen_stages == STAGES.index("blocks.4")
-    learned = [
-        (STAGES[index], name.split(".")[0])
-        for index, stage in enumerate(encoder.backbone.stages)
-        for name, parameter in stage.named_parameters()
-        if parameter.requires_grad
-    ]
-    assert ("blocks.4", "2") in learned
-    assert not {("blocks.4", "0"), ("blocks.4", "1")} & set(learned)
-    assert {stage for stage, _ in learned} == set(STAGES[STAGES.index("blocks.4") :])
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])

@@ -97,22 +97,3 @@ def test_new_layers_leave_the_grid_as_it_is_and_learn() -> None:
     (found * torch.randn(D)).sum().backward()
     for layer in layers.layers:
         assert layer.attention.out_proj.weight.grad.abs().sum() > 0
-
-
-@torch.no_grad()
-def test_cells_know_where_they_are() -> None:
-    """Without positions a permutation of the cells would permute what comes out."""
-    layers, cells = random_layers(), random_cells()
-    order = torch.randperm(L, generator=torch.Generator().manual_seed(0))
-    found = layers(cells[:, order], ROWS, COLUMNS)
-    assert (found - layers(cells, ROWS, COLUMNS)[:, order]).abs().max() > 1e-2
-    turned = layers(cells, COLUMNS, ROWS)
-    assert (turned - layers(cells, ROWS, COLUMNS)).abs().max() > 1e-2
-
-
-def test_its_every_weight_learns() -> None:
-    layers: nn.Module = random_layers().train()
-    (layers(random_cells(), ROWS, COLUMNS) * torch.randn(D)).sum().backward()
-    for name, parameter in layers.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().sum() > 0, name

@@ -115,19 +115,6 @@ def test_position_embeddings_are_interpolated_to_the_recipes_size(tmp_path: Path
     assert wider(images(160, 224)).shape == (2, wider.channels, 10, 14)
 
 
-def test_fine_tuning_begins_at_a_block() -> None:
-    encoder = Encoder(
-        build_backbone("test_vit", weights="none", size_px=(64, 64)), trainable_from="blocks.4"
-    ).train()
-    encoder(images(64, 64)).features.square().sum().backward()
-    learned = {
-        name.split(".network.")[1] for name, p in encoder.named_parameters() if p.requires_grad
-    }
-    assert {name.rsplit(".", 1)[0].split(".")[0] for name in learned} == {"blocks", "norm"}
-    assert {name.split(".")[1] for name in learned if name.startswith("blocks")} == {"4", "5"}
-    assert all((p.grad is not None) == p.requires_grad for p in encoder.parameters())
-
-
 @pytest.mark.parametrize("size_px", [(224, 230), (100, 224)])
 def test_sizes_that_leave_part_of_a_patch_are_refused(size_px: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=r"^preprocess: .* multiples of 16, not \d+ and \d+$"):
