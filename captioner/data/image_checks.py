@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,32 +22,12 @@ OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are 
 _COUNTED = 10_000  # captions at most that this share is computed of
 
 
-@dataclass(frozen=True)
-class ImageFacts:
-    """Facts about an image file that was read.
-
-    Attributes:
-        width_px: Width of the upright image.
-        height_px: Its height.
-        digest: SHA-256 sum of the file.
-    """
+class ImageFacts(NamedTuple):
+    """Size of an upright image, and the SHA-256 sum of its file."""
 
     width_px: int
     height_px: int
     digest: str
-
-
-def image_facts(path: ImagePath) -> ImageFacts:
-    """Read an image.
-
-    Raises:
-        ImageError: It cannot be read.
-    """
-    image = open_image(path)
-    return ImageFacts(
-        *image.size,
-        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
-    )
 
 
 def read_images(
@@ -64,7 +43,8 @@ def read_images(
     unreadable: dict[ImagePath, str] = {}
     for path in dict.fromkeys(image.path for image in images):
         try:
-            facts[path] = image_facts(path)
+            width, height = open_image(path).size
+            facts[path] = ImageFacts(width, height, hashlib.sha256(path.read_bytes()).hexdigest())
         except ImageError as error:
             unreadable[path] = str(error)
         done()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
-from captioner.data.text_files import quoted, read_json_object
+from captioner.data.text_files import read_json_object
 from captioner.errors import DataError, listed
 
 
@@ -32,8 +32,7 @@ class Karpathy:
         if not isinstance(images, list):
             raise DataError(f'{path} has no list "images"; it is not a Karpathy data set')
         # Positions and cocoids could collide, so one or the other for all of a file.
-        have_cocoid = all(isinstance(image, dict) and "cocoid" in image for image in images)
-        ids: set[int | str] = set()
+        have_cocoid = all(isinstance(i, dict) and isinstance(i.get("cocoid"), int) for i in images)
         named = []
         for index, image in enumerate(images):
             try:
@@ -47,12 +46,6 @@ class Karpathy:
                     "Karpathy's caption_datasets.zip"
                 ) from error
             image_id = image["cocoid"] if have_cocoid else index
-            if not isinstance(image_id, (int, str)) or image_id in ids:
-                raise DataError(
-                    f"{path}, image number {index + 1}: cocoid must be a number or a text that no "
-                    f"other image has, not {quoted(repr(image_id))}"
-                )
-            ids.add(image_id)
             named.append(NamedImage(name, captions, image_id, split))
         # Flickr's images have no folder in the file; COCO's have.
         usual = data.folder if have_cocoid else data.folder / "images"
