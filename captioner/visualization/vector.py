@@ -121,7 +121,8 @@ class VectorPage:
         colours = layers.colours
         above = layers.photo if colours is None else Image.fromarray(colours[levels])
         self.paste(layers.base, box)
-        self.paste(above, box, Image.fromarray(layers.alpha[levels]))
+        if above is not layers.base:  # `contour` has lines alone
+            self.paste(above, box, Image.fromarray(layers.alpha[levels]))
         self._draw_lines(scale_octaves(word_heat(caption, index, size)), style, box)
         draw_marks(self, caption, index, box)
 
