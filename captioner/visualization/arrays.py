@@ -44,24 +44,15 @@ def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
         KeyError: An array is missing.
         ValueError: Arrays that are not those of a caption.
     """
-
-    def number(name: str) -> float | None:
-        return float(arrays[name]) if name in arrays else None
-
     geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
+    # An array without dimensions is a number.
+    values = {
+        name: arrays[name] if arrays[name].ndim else arrays[name].item()
+        for name in _FIELDS
+        if name in arrays
+    }
     return Caption(
-        words=arrays["words"].tolist(),
-        maps=arrays["maps"],
-        log_probs=arrays["log_probs"],
-        geometry=geometry,
-        end_log_prob=number("end_log_prob"),
-        beta=arrays.get("beta"),
-        cells=arrays.get("cells"),
-        heads=arrays.get("heads"),
-        paths=arrays.get("paths"),
-        confidence=number("confidence"),
-        confidence_threshold=number("confidence_threshold"),
-        text=str(arrays.get("text", "")),
+        **{"words": arrays["words"].tolist(), "geometry": geometry, "beta": None, **values}
     )
 
 

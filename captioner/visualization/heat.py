@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
@@ -81,18 +82,9 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
     Args:
         cells: [rows, columns], summing to 1.
     """
-    rows, columns = cells.shape
-    padded = np.pad(cells, 1, constant_values=-1.0)
-    around = np.stack(
-        [
-            padded[y : y + rows, x : x + columns]
-            for y in range(3)
-            for x in range(3)
-            if (y, x) != (1, 1)
-        ]
-    )
+    around = sliding_window_view(np.pad(cells, 1, constant_values=-1.0), (3, 3))
     enough = max(least / cells.size, float(cells.max()) / 2)
-    found = np.flatnonzero((cells >= around.max(axis=0)) & (cells >= enough))
+    found = np.flatnonzero((cells >= around.max(axis=(2, 3))) & (cells >= enough))
     return sorted(found.tolist(), key=lambda cell: -cells.ravel()[cell])[:3]
 
 
