@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -154,16 +153,11 @@ def _timm_weights_error(name: str, weights: str, error: Exception) -> WeightsErr
     reason = error_summary(error, part="line")
     if is_file(weights):
         return unfit_weights(weights, name, reason)
-    settings = timm.get_pretrained_cfg(name)
-    where = settings.url if settings else None
+    settings, where = timm.get_pretrained_cfg(name), "them"
     if settings and settings.hf_hub_id:
-        file = settings.hf_hub_filename or "model.safetensors"
-        where = f"{file} of https://huggingface.co/{settings.hf_hub_id}"
-        if weights.startswith("default@"):
-            where += f"/tree/{weights.removeprefix('default@')}"
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        revision = weights.removeprefix("default").replace("@", "/tree/")
+        where = f"model.safetensors of https://huggingface.co/{settings.hf_hub_id}{revision}"
     return WeightsError(
-        f"the weights of {name} cannot be had ({reason}); fetch "
-        f"{where or 'them'} on another machine and name the file with encoder.weights, "
-        f"or fill {home}"
+        f"the weights of {name} cannot be had ({reason}); fetch {where} on another machine and "
+        "name the file with encoder.weights"
     )
