@@ -169,9 +169,7 @@ def workers(run_pid: int) -> list[int]:
     for pid in descendants(run_pid):
         with contextlib.suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            is_worker = b"ray::MapWorker" in line or b"multiprocessing.forkserver" in line
-            # The server that forks the workers has their name, and is the child of the run itself.
-            if is_worker and int(stat_fields(pid)[1]) != run_pid:
+            if b"ray::MapWorker" in line or b"multiprocessing.spawn" in line:
                 found.append(pid)
     return found
 

@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,37 +51,6 @@ def test_rows_are_what_the_captioner_gives(
         assert row["log_prob"] == pytest.approx(total, abs=1e-4)
         maps = np.array(row["maps"]).reshape(row["shape"])
         np.testing.assert_allclose(maps, caption.maps, atol=1e-3)
-
-
-COUNT_TORCH = """
-import os, sys
-class Count:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            open(os.environ["TORCH_IMPORTED"], "a").close()
-sys.meta_path.insert(0, Count())
-"""
-
-
-@pytest.mark.parametrize("engine", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
-def test_the_graphs_need_no_torch_in_any_process(
-    engine: str, collection: Path, undisturbed: Path, model: Path, tmp_path: Path
-) -> None:
-    """Torch itself is asked for, to show that the test would see it."""
-    (tmp_path / "sitecustomize.py").write_text(COUNT_TORCH)
-    imported, output = tmp_path / "imported", tmp_path / "out"
-    command = [sys.executable, "-m", "captioner", "batch", collection, "--output", output, "--maps"]
-    command += ["--checkpoint", model, "--workers", "2", "--shard-size", "10", "--device", "cpu"]
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    ended = subprocess.run(
-        [*map(str, command), "--model-engine", engine],
-        env={**os.environ, **environment, "TORCH_IMPORTED": str(imported)},
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert imported.exists() == (engine == "torch")
-    assert [row["caption"] for row in rows(output)] == [row["caption"] for row in rows(undisturbed)]
-    assert (parts(output) == parts(undisturbed)) == (engine == "auto")
 
 
 def test_an_output_goes_on_with_the_engine_that_it_was_begun_with(

@@ -118,17 +118,6 @@ def test_unusable_input_of_evaluate_is_one_sentence(
     assert len(outcome.stderr.splitlines()) == 1
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
-) -> None:
-    # Captioning a whole split takes an hour, and then its captions would be lost.
-    (tmp_path / "file").write_text("")
-    outcome = evaluate(commands, tiny_model, table, "--output", tmp_path / "file" / "results.json")
-    assert outcome.code == 2
-    assert outcome.stdout == ""
-    assert str(tmp_path / "file") in outcome.sentence()
-
-
 def test_results_hold_grounding_and_statistics_too(
     commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:

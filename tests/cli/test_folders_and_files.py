@@ -101,8 +101,6 @@ def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
     [
         ("captions.csv", "image,caption,split\none.jpg,a dog,train\n"),
         ("captions.jsonl", '{"image": "one.jpg", "caption": "a dog", "split": "train"}\n'),
-        ("captions.jsonl", '["one.jpg", "a dog"]\n'),
-        ("captions.jsonl", "one.jpg: a dog\n"),
     ],
 )
 def test_a_table_that_captioner_did_not_write_is_not_replaced(
