@@ -43,7 +43,7 @@ COMMANDS = {
     "check-data": "find mistakes in a data set before training on it",
     "evaluate": "score a model on a data set",
     "compare": "test whether two evaluations differ by more than chance",
-    "plot": "draw a run's curves and how its attention grew",
+    "plot": "draw the curves of a run",
     "serve": "run a web page and a REST interface",
     "average": "average models that were fine-tuned from the same one",
     "calibrate": "fit the confidence of a model's captions",

@@ -180,12 +180,8 @@ _CODE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _IMAGE = re.compile(
-    r"""(?<!\\)(!\[\s*\])
-        (?:\(\s*(?:<([^>\n]*)>|([^()\s]*(?:\([^()\s]*\)[^()\s]*)*))[^()]*\) | \[([^]\n]+)\])
-    """,
-    re.VERBOSE,
+    r"""(?<!\\)(!\[\s*\])\(\s*(?:<([^>\n]*)>|([^()\s]*(?:\([^()\s]*\)[^()\s]*)*))[^()]*\)"""
 )
-_DEFINITION = re.compile(r"^ {0,3}\[([^]\n]+)\]:\s*<?([^\s>]+)", re.MULTILINE)
 
 
 def _without_code(text: str) -> str:
@@ -194,12 +190,10 @@ def _without_code(text: str) -> str:
 
 
 def _markdown_images(text: str) -> Iterator[_ImageTag]:
-    """Yield the images of Markdown without a text: `![](a.jpg)` and `![][name]`."""
-    addresses = {name.casefold(): address for name, address in _DEFINITION.findall(text)}
+    """Yield the images of Markdown without a text, as `![](a.jpg)`."""
     for match in _IMAGE.finditer(text):
-        tag, quoted, plain, name = match.groups()
-        source = quoted or plain or addresses.get((name or "").casefold())
-        yield _ImageTag(match.start(), tag, [source] if source else [])
+        tag, quoted, plain = match.groups()
+        yield _ImageTag(match.start(), tag, [address] if (address := quoted or plain) else [])
 
 
 def _decode(content: bytes) -> tuple[str, str]:

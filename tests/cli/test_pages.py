@@ -112,7 +112,7 @@ def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_
 
 
 MARKDOWN = """# Dogs ![mine](a.jpg)
-![](a.jpg) and ![ ](<img/my dog.jpg> "title") ![][far] ![](img/b_(1).jpg)
+![](a.jpg) and ![ ](<img/my dog.jpg> "title") ![](img/b_(1).jpg)
 ![](https://example.org/x.jpg) \\![](a.jpg) `![](a.jpg)`
 <img src="a.jpg"> ``<b>`` <img src="b.jpg" alt="mine">
 
@@ -120,20 +120,18 @@ MARKDOWN = """# Dogs ![mine](a.jpg)
 <img src="a.jpg"> ![](a.jpg)
 ```
 
-[FAR]: img/far.jpg "Far"
 """
 
 
 def test_images_of_markdown_without_a_text_are_filled_in(tmp_path: Path) -> None:
     page = page_of(tmp_path, MARKDOWN, "README.md")
-    names = ["a.jpg", "img/my dog.jpg", "img/far.jpg", "img/b_(1).jpg"]
+    names = ["a.jpg", "img/my dog.jpg", "img/b_(1).jpg"]
     assert page.images == [tmp_path / name for name in names]
     assert page.elsewhere == 1
     texts = dict.fromkeys(page.images, "A [dog]")
     expected = (
         MARKDOWN.replace("\n![](a.jpg)", "\n![A \\[dog\\]](a.jpg)")
         .replace("![ ](<", "![A \\[dog\\]](<")
-        .replace("![][far]", "![A \\[dog\\]][far]")
         .replace("![](img", "![A \\[dog\\]](img")
         .replace('\n<img src="a.jpg"> ``', '\n<img alt="A [dog]" src="a.jpg"> ``')
     )
