@@ -7,6 +7,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,7 +64,8 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
     run = Path(config.train.output)
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
-        checkpoint, config = from_first_process(lambda: _begin(config, run, resume, stack))
+        checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
+        config = replace(config, hard=replace(config.hard, reward=reward))
         if checkpoint and from_first_process(lambda: _is_complete(run, checkpoint, config)):
             return run / "best"
 
@@ -88,11 +90,11 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
 
 def _begin(
     config: Config, run: Path, resume: bool, stack: contextlib.ExitStack
-) -> tuple[Path | None, Config]:
+) -> tuple[Path | None, Any]:
     """Lock the run folder until the stack ends.
 
     Returns:
-        The checkpoint to resume from, if any, and the settings to go on with.
+        The checkpoint to resume from, if any, and `hard.reward`. Places of data are each process's.
     """
     if not config.train.output:  # else the run would lie in the current folder
         raise ConfigError("train.output: is empty; name a folder for the run")
@@ -113,7 +115,7 @@ def _begin(
         locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
     )
     clean_run_folder(run)
-    return _whole_checkpoint(run) if resume else None, config
+    return _whole_checkpoint(run) if resume else None, config.hard.reward
 
 
 def holds_a_run(run: Path) -> bool:
