@@ -134,6 +134,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     for name, beam_size in (("soft", 1), ("hard", 2)):
         found = captioner.evaluate(folder / "data/own", split="val", beam_size=beam_size)
         (folder / f"{name}.json").write_text(json.dumps(found.results))
+    found = [{"image_id": number, "caption": "a red disc"} for number in range(9, 15)]
+    for name in ("theirs", "blip", "ours"):
+        (folder / f"{name}.json").write_text(json.dumps(found))
     with zipfile.ZipFile(folder / "train2017.zip", "w") as archive:
         archive.write(folder / "photo.jpg")
     (folder / "bucket/shards").mkdir(parents=True)
