@@ -101,12 +101,6 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
         help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
         "delete attended cells: do the words become unlikely?",
     )
-    parser.add_argument(
-        "--regions",
-        choices=("masks", "boxes"),
-        default="masks",
-        help="an object's mask (its box where it has none) or its box (default: masks)",
-    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -260,7 +254,7 @@ def _attention_settings(
             logger.info(
                 f"--objects: grounding is measured on {len(known)} of the {len(images)} photos"
             )
-    return AttentionSettings(objects, arguments.regions == "boxes", arguments.faithfulness)
+    return AttentionSettings(objects, arguments.faithfulness)
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:

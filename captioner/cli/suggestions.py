@@ -89,6 +89,7 @@ _REMOVED = {
     "doctor --json": "the lines begin with ok, -- or !!",
     "doctor --measure": "time captioner caption with --precision bfloat16 and without",
     "evaluate --captions": "results.json has them; captioner batch captions all photos",
+    "evaluate --regions": "--objects takes masks, and boxes where there are none",
     "evaluate --removal": "--faithfulness always deletes cells from the grid",
     "serve --workers": "run several servers at ports of their own, behind nginx",
 }

@@ -42,13 +42,11 @@ class AttentionSettings:
 
     Attributes:
         objects: COCO's instances; measures whether attention lies on the objects that words name.
-        boxes: Use the objects' boxes instead of their masks.
         faithfulness: Number of images on which attention is replaced and cells are deleted; 0 is
             none.
     """
 
     objects: Objects | None = None
-    boxes: bool = False
     faithfulness: int = 0
 
 
@@ -222,13 +220,12 @@ def measure_attention(
         captions: Captions by image id that the captioner wrote with `at_test`.
 
     Returns:
-        `grounding` and `regions` if there are objects; `attention` if the setting `faithfulness` is
+        `grounding` if there are objects; `attention` if the setting `faithfulness` is
         above 0.
     """
     found: dict[str, Any] = {}
     if settings.objects:
         found["grounding"] = _grounding(captioner, images, captions, settings, at_test)
-        found["regions"] = "boxes" if settings.boxes else "masks"
     if settings.faithfulness:
         first = images[: settings.faithfulness]
         found["attention"] = _replacements(captioner.in_torch(), first, at_test)
@@ -246,7 +243,7 @@ def _grounding(
     written: list[GroundedWord] = []
     given: list[GroundedWord] = []
     assert settings.objects is not None
-    measure = partial(ground, objects=settings.objects, boxes=settings.boxes)
+    measure = partial(ground, objects=settings.objects)
     keys = object_keys(settings.objects, images)
     known = [image for image in images if image.image_id in keys]
     tokenizer = captioner.vocabulary.tokenizer

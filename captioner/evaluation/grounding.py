@@ -43,15 +43,10 @@ class GroundedWord:
     figures: dict[str, float]
 
 
-def ground(
-    caption: Caption, image: ImageKey, objects: Objects, *, boxes: bool = False
-) -> Iterator[GroundedWord]:
+def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[GroundedWord]:
     """Yield the words of a caption that name a category of which the image shows an object.
 
     Cells or parts of them that lie on a letterbox's bars count for neither figure.
-
-    Args:
-        boxes: Use the objects' boxes, not their outlines.
     """
     rows, columns = caption.maps.shape[-2:]
     uniform = np.full((rows, columns), 1 / (rows * columns))
@@ -60,7 +55,7 @@ def ground(
     others_count = len(caption.words) - 1
     categories = named_categories(caption.words)
     for word, category, attention in zip(caption.words, categories, caption.maps, strict=True):
-        mask = None if category is None else objects.mask(image, category, boxes=boxes)
+        mask = None if category is None else objects.mask(image, category)
         if category is None or mask is None:
             continue
         covered, seen = coverage(mask, caption.geometry, rows, columns)

@@ -127,11 +127,8 @@ class Objects:
         names = (path.name, _number_in(path.name))
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
-    def mask(self, image: ImageKey, category: str, *, boxes: bool = False) -> np.ndarray | None:
-        """Return where an image shows objects of a category.
-
-        Args:
-            boxes: Use bounding boxes instead of outlines, as where an object has no outline.
+    def mask(self, image: ImageKey, category: str) -> np.ndarray | None:
+        """Return where an image shows objects of a category: their outlines, or else boxes.
 
         Returns:
             bool [height, width] of the annotation, or None where there is none.
@@ -149,7 +146,7 @@ class Objects:
         mask = np.zeros((size["height"], size["width"]), bool)
         for annotation in found:
             outlines = _outlines(annotation)
-            if boxes or not outlines:
+            if not outlines:
                 x, y, width, height = annotation["bbox"]
                 mask[_pixels(y, height), _pixels(x, width)] = True
             else:
