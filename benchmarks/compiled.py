@@ -3,21 +3,22 @@
     python -m benchmarks.compiled [--rounds 5] [--steps 2000]
 
 The packed step, which a CPU takes by default, and the padded one compiled by torch.compile are
-taken in turns. Printed is how many times as fast a run is, compile time included, if all batches
-have one shape; each further shape is compiled once more.
+taken in turns on one core, in processor seconds, so that other work on the machine matters little.
+Printed is how many times as fast a run is, compile time included, if all batches have one shape;
+each further shape is compiled once more.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import os
+import statistics
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from benchmarks.step import build_decoder, made_up_inputs
-from benchmarks.timing import in_turns
 from captioner.config import LossConfig
 from captioner.data.batch import word_mask
 from captioner.training.cross_entropy import caption_losses
@@ -55,20 +56,33 @@ def build_step(*, compiled: bool) -> Callable[[], None]:
     return step
 
 
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and its compilers so far."""
+    return sum(os.times()[:4])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.compiler.config.force_disable_caches = True
     packed, compiled = build_step(compiled=False), build_step(compiled=True)
-    started = time.perf_counter()
+    packed()
+    started = processor_seconds()
     compiled()
-    compile_s = time.perf_counter() - started
-    found = in_turns({"packed": packed, "compiled": compiled}, rounds=arguments.rounds)
-    step, one = found["packed"].median_s, found["compiled"].median_s
-    run = arguments.steps * step / (compile_s + arguments.steps * one)
-    print(f"a compiled step is {step / one:.2f} times as fast as a packed one")
-    print(f"compile time is that of {compile_s / step:.0f} packed steps")
+    compile_s = processor_seconds() - started
+    print(f"compiled in {compile_s:.0f} processor seconds", flush=True)
+    seconds: dict[Callable[[], None], list[float]] = {packed: [], compiled: []}
+    for step in list(seconds) * arguments.rounds:
+        started = processor_seconds()
+        step()
+        seconds[step].append(processor_seconds() - started)
+    before, after = (statistics.median(seconds[step]) for step in (packed, compiled))
+    run = arguments.steps * before / (compile_s + arguments.steps * after)
+    print(f"a compiled step is {before / after:.2f} times as fast as a packed one")
+    print(f"compile time is that of {compile_s / before:.0f} packed steps")
     print(f"a run of {arguments.steps} steps is {run:.2f} times as fast")
 
 

@@ -20,6 +20,7 @@ from captioner.export import WeightPlaces, decoder_graphs
 from captioner.generation import SearchOptions, search
 from captioner.generation.beam_search import END
 from captioner.models.decoders.lstm import LSTMDecoder
+from captioner.runtime.cuda_graphs import GraphCache, graphs_of_search
 from captioner.types import Grid
 
 BEAM = 5
@@ -37,6 +38,7 @@ def run(
     """Photos a second of the batched search, of the same one by one, and of the peer's.
 
     On a CPU also by the runtime, which is what captions there by default, in a process of its own.
+    On a GPU also in CUDA graphs, which is what captions there by default.
     The decoders have random weights and write MAX_WORDS words for every photo.
     """
     decoder = _decoder().to(device)
@@ -44,14 +46,18 @@ def run(
     alone = min(photos, ALONE)
     captions: dict[str, list[list[int]]] = {}
 
-    def ours(name: str, count: int, size: int) -> None:
-        captions[name] = _search(decoder, grids[:count], size)
+    def ours(name: str, count: int, size: int, graphs: GraphCache | None = None) -> None:
+        captions[name] = _search(decoder, grids[:count], size, graphs)
 
     calls: dict[str, Callable[[], None]] = {
         "batched": lambda: ours("batched", photos, batch),
         "one by one": lambda: ours("one by one", alone, 1),
     }
     counts = {"batched": photos, "one by one": alone, "peer": PEERS}
+    if graphs := graphs_of_search(device):
+        calls["graphs"] = lambda: ours("graphs", photos, batch, graphs)
+        calls["graphs, one by one"] = lambda: ours("graphs, one by one", alone, 1, graphs)
+        counts |= {"graphs": photos, "graphs, one by one": alone}
     if device.type == "cpu":
         calls["runtime"] = Apart(_runtime, photos, batch)
         calls["runtime, one by one"] = Apart(_runtime, alone, 1)
@@ -98,12 +104,14 @@ def _grids(photos: int) -> Tensor:
     return torch.randn(photos, L, D, generator=torch.Generator().manual_seed(1))
 
 
-def _search(decoder: Any, grids: Any, size: int) -> list[list[int]]:
+def _search(
+    decoder: Any, grids: Any, size: int, graphs: GraphCache | None = None
+) -> list[list[int]]:
     """Return the words of the grids' captions, searched in batches of this size."""
     found = []
     for first in range(0, len(grids), size):
         part = Grid(grids[first : first + size], 14, 14)
-        found += search(decoder, part, SearchOptions(beam_size=BEAM, max_words=MAX_WORDS))
+        found += search(decoder, part, SearchOptions(beam_size=BEAM, max_words=MAX_WORDS), graphs)
     return [hypotheses[0].tokens for hypotheses in found]
 
 
@@ -120,7 +128,7 @@ def _runtime(photos: int, batch: int) -> Callable[[], list[list[int]]]:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
         prepare, step = (Graph(Path(folder) / name) for name in GRAPHS[1:])
-        decoder = GraphDecoder(prepare, step, "argmax", description, VOCABULARY)
+        decoder = GraphDecoder(prepare, step, "argmax", description)
     return lambda: _search(decoder, grids.numpy(), batch)
 
 

@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, object]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beam": {"beam_size": 5},
-    "bound": {"beam_size": 3, "stop": "bound", "length_penalty": 1.0},
+    "bound": {"beam_size": 5, "stop": "bound", "length_penalty": 1.0},
     "lengths": {"beam_size": 3, "min_words": 4, "length_penalty": -0.5},
     "no repeats": {
         "beam_size": 3,
