@@ -25,7 +25,7 @@ from PIL import (
 )
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
-from captioner.data.codecs import is_heif, register_heif
+from captioner.data.codecs import is_heif, register_heif, silence_libtiff
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import ConfigError, ImageError
 from captioner.types import Geometry
@@ -139,6 +139,8 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
             if scale > 1:
                 image.draft(None, (image.width // scale, image.height // scale))
         _check_size(image)
+        if image.format == "TIFF":
+            silence_libtiff()
         if image.format != "HEIF":  # opens at its primary image, not always the first
             image.seek(0)
         photo = _load(image)

@@ -153,6 +153,20 @@ def test_control_characters_reach_the_terminal_as_visible_escapes(
     assert "\x1b" not in run("--no\x1b[2J").stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere libtiff may be out of reach")
+def test_a_damaged_tiff_is_one_sentence_without_libtiff_s_own(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.tif"
+    tiny.photo(0)[0].save(file, compression="tiff_lzw")
+    content = bytearray(file.read_bytes())
+    content[60:90] = bytes(range(200, 230))
+    file.write_bytes(content)
+    with pytest.raises(ImageError):
+        open_image(file)
+    assert capfd.readouterr().err == ""
+
+
 # ------------------------------------------------------------------------------------ confidence
 
 
