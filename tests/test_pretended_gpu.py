@@ -17,6 +17,7 @@ import torch
 from pretend_gpu import CUDA, Pretended, PretendedGPU, move
 
 from captioner.config import Config, DecodingConfig, read_recipe
+from captioner.generation import sample
 from captioner.generation.beam_search import CHECK_EVERY
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
@@ -24,6 +25,7 @@ from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
 from captioner.training.validation import validate
+from captioner.types import Grid
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 RECIPES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
@@ -119,6 +121,20 @@ def test_a_step_in_bfloat16_has_nearly_the_same_loss(recipe: str, table: Path) -
         losses.append(float(step(setup, cpu, autocast(cpu, precision))))
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_samples_are_the_cpu_s_and_wait_every_few_words_only() -> None:
+    decoder = tiny.model()[0].eval().decoder
+    features = torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0))
+    settings: Any = {"samples": 2, "max_words": 12, "greedy": True}
+    expected = sample(decoder, Grid(features, 2, 3), **settings)
+    with PretendedGPU() as gpu:
+        move(decoder)
+        found = sample(decoder, Grid(features.to(CUDA), 2, 3), **settings)
+    assert 0 < gpu.waits.total() <= 12 // CHECK_EVERY + 1  # and at its end
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.as_subclass(torch.Tensor), theirs)
+    assert expected[0].shape[-1] % CHECK_EVERY, "captions end between two checks"
 
 
 def test_what_a_gpu_refuses_is_refused() -> None:
