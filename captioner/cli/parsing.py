@@ -122,7 +122,7 @@ _FILE_SUFFIXES = frozenset(
 
 
 def folder_name(text: str) -> str:
-    """Parse the name of a folder to write to; refuse what looks like a file."""
+    """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
     if text == "-":
         raise argparse.ArgumentTypeError(
@@ -130,7 +130,7 @@ def folder_name(text: str) -> str:
         )
     if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
         raise argparse.ArgumentTypeError(
-            f"{text} looks like a file, but a folder is meant, which gets several files; use one, "
+            f"{text} names a file, but a folder is meant, which gets several files; use one, "
             f"such as {path.with_suffix('')}"
         )
     return text

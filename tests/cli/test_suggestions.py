@@ -105,5 +105,5 @@ def test_an_output_that_names_a_file_is_refused_before_work(
     commands: Commands, tmp_path: Path, typed: str
 ) -> None:
     message = commands.run("captioner", *typed.split(), cwd=tmp_path).sentence()
-    assert "looks like a file, but a folder is meant" in message
+    assert "names a file, but a folder is meant" in message
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ class Coco:
 
     A split is what the star stands for. For a split whose captions are kept back,
     `image_info_*.json` is read. With `coco_splits`, a folder of coco_{train,val,test,restval}.txt,
-    a split is one of these four lists of image names, looked up in all captions files. Ids are
+    a split is one of these four lists of image names, found in all captions files. Ids are
     COCO's own; an image that no captions file has is named by its file name.
     """
 

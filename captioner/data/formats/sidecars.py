@@ -26,7 +26,7 @@ class Sidecars:
         count = len(_texts(data))
         if not count or (count * 2 < len(data.tree.images) and data.format != "sidecars"):
             return None
-        return f"{count} text or JSON files beside photos of the same name"
+        return f"{count} text or JSON files next to photos of the same name"
 
     def read(self, data: DataFiles) -> Annotations:
         texts = _texts(data)
