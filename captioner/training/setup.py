@@ -90,8 +90,14 @@ def prepare(
 
     data = config.data
     augmentation = Augmentation(data.flip, data.min_area, data.colour)
-    train_transform = image_transform(config.preprocess, augmentation)
-    validation_transform = image_transform(config.preprocess)
+    whole = config.preprocess
+    views = replace(
+        whole,
+        height_px=round(whole.height_px * data.view_scale),
+        width_px=round(whole.width_px * data.view_scale),
+    )
+    train_transform = image_transform(views, augmentation)
+    validation_transform = image_transform(whole)
     cache = validation_cache = None
     if data.cache:  # all that can be wrong is found before the caches, which take long
         validation_cache = _cache(config, model, device, validation, validation_transform, views=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from PIL import Image
 
 from captioner.config import SourceConfig
 from captioner.errors import CaptionerError, ConfigError, DataError
@@ -79,6 +80,13 @@ def test_training_photos_are_augmented_and_validation_photos_are_not(table: Path
     assert setup.dataset.transform.augmentation is not None
     assert setup.dataset.transform.augmentation.flip == 0.5
     assert setup.validation_transform.augmentation is None
+
+
+def test_training_views_may_be_smaller_than_the_model_s_input(table: Path) -> None:
+    setup = ready(table, data__view_scale=0.75, preprocess__height_px=64, preprocess__width_px=96)
+    photo = Image.new("RGB", (40, 30))
+    assert setup.dataset.transform(photo)[0].shape == (3, 48, 72)
+    assert setup.validation_transform(photo)[0].shape == (3, 64, 96)
 
 
 def test_the_preprocessing_of_the_backbone_is_written_out(table: Path) -> None:
