@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
+from captioner.log import progress_bar
 from captioner.models.attention.attention import Attention, HardSelect
 from captioner.models.attention.multi_head import MultiHeadAttention
 from captioner.models.decoders.base import Decoder
@@ -73,7 +74,7 @@ def graph_files(
         import onnxscript  # noqa: F401  (torch's exporter needs it)
     model = copy.deepcopy(model).cpu().float().eval()
     places = WeightPlaces(model, weights_file)
-    with torch.no_grad():
+    with torch.no_grad(), progress_bar(total=len(GRAPHS), desc="graphs", unit="graph") as bar:
         images = torch.rand(2, 3, *size_px)
         grid = model.encoder(images)
 
@@ -82,7 +83,8 @@ def graph_files(
 
         encoder = _Graph(encode, encoder=model.encoder)
         files = {GRAPHS[0]: _onnx(encoder, {"images": images}, _grid_names(grid), places)}
-    decoder_files, description = decoder_graphs(model.decoder, grid, places)
+        bar.update()
+        decoder_files, description = decoder_graphs(model.decoder, grid, places, bar.update)
     files |= decoder_files
     description = {
         "format": FORMAT,
@@ -97,7 +99,7 @@ def graph_files(
 
 @torch.no_grad()
 def decoder_graphs(
-    decoder: Decoder, grid: Grid, places: WeightPlaces
+    decoder: Decoder, grid: Grid, places: WeightPlaces, exported: Callable[[], Any] = lambda: None
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the graphs of a decoder, and their part of the description.
 
@@ -105,6 +107,7 @@ def decoder_graphs(
         decoder: In float32 and evaluation mode; its hard attention is replaced.
         grid: An example, of two images.
         places: Where its weights are, by the names `decoder.NAME`.
+        exported: Called after each graph.
 
     Raises:
         CaptionerError: The decoder has a part that ONNX cannot express.
@@ -144,12 +147,13 @@ def decoder_graphs(
         logits, attended, after = decoder.step(tokens, before, prepared)
         return _copies([logits, *(getattr(attended, name) for name in attention), *_tensors(after)])
 
-    files = {
-        GRAPHS[1]: _onnx(
-            _Graph(prepare, decoder=decoder), prepare_inputs, [*memory_names, *state_names], places
-        ),
-        GRAPHS[2]: _onnx(_Graph(step, decoder=decoder), step_inputs, step_outputs, places),
-    }
+    files = {}
+    for name, function, inputs, outputs in (
+        (GRAPHS[1], prepare, prepare_inputs, [*memory_names, *state_names]),
+        (GRAPHS[2], step, step_inputs, step_outputs),
+    ):
+        files[name] = _onnx(_Graph(function, decoder=decoder), inputs, outputs, places)
+        exported()
     positions = getattr(decoder, "positions", None)  # of a decoder that learns them
     return files, {
         "grid": [grid.height, grid.width],

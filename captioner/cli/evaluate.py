@@ -206,7 +206,7 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
     logger.info(data.description())
     logger.info(
         f"beam size {arguments.beam_size or decoding.beam_size}, length penalty "
-        f"{decoding.length_penalty:g}"
+        f"{captioner.options().length_penalty:g}"
     )
     evaluation = evaluate(
         captioner,

@@ -305,7 +305,8 @@ class DecodingConfig:
         max_words: Longest caption.
         min_words: Shortest caption.
         length_penalty: A finished caption's log-probability is divided by its length to this
-            power; 0 compares plain log-probabilities, as the paper does.
+            power; 0 compares plain log-probabilities, as the paper does. null is 0.8, until the end
+            of training writes the one with the best validation metric into the model.
         no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
             the paper does.
         no_repeat_around: Phrases, such as [and, and a]: the word before one of them does not come
@@ -323,7 +324,7 @@ class DecodingConfig:
     beam_size: BeamSize = 5
     max_words: CaptionLength = 30
     min_words: NonNegativeInt = 0
-    length_penalty: LengthPenalty = 0.0
+    length_penalty: LengthPenalty | None = None
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[str, ...] = ()
     no_double_words: bool = False

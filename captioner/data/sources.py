@@ -111,7 +111,8 @@ def read_sources(
         problems: dict[str, str] = {}
         for name, split in splits.items():
             problems |= {sentence: sentence for sentence in split.left_out(name)}
-            for sentence in caption_findings(split, tokenizer, max_words):
+            cut = max_words if name == source.train_split else None
+            for sentence in caption_findings(split, tokenizer, cut):
                 problems.setdefault(sentence, f"{name}: {sentence}")
         for sentence in problems.values():
             warn(sentence)

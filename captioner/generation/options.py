@@ -108,7 +108,7 @@ class SearchOptions:
             beam_size=decoding.beam_size,
             max_words=decoding.max_words,
             min_words=decoding.min_words,
-            length_penalty=decoding.length_penalty,
+            length_penalty=0.8 if decoding.length_penalty is None else decoding.length_penalty,
             no_repeat_ngram=decoding.no_repeat_ngram,
             no_repeat_around=tuple(map(tuple, phrases)),
             repeatable=repeatable,

@@ -14,8 +14,11 @@ import torch
 from captioner.captioner import Captioner
 from captioner.checkpoint import (
     CHECKPOINTS,
+    CONFIG,
     MANIFEST,
+    add_files,
     clean_run_folder,
+    load_model,
     load_training_state,
     model_folder,
     verify,
@@ -25,14 +28,16 @@ from captioner.errors import CaptionerError, CheckpointError, ConfigError, error
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
-from captioner.log import logger
+from captioner.log import logger, progress_bar
 from captioner.runtime.device import choose_device
 from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
 from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
+from captioner.training.validation import validate, validation_decoding
 
 COMPLETE = "complete"  # in a run folder: an empty file, once its last epoch and calibration ended
+LENGTH_PENALTIES = (0.0, 0.4, 0.8, 1.2)
 # Where data lies and how it is read. It may change, because the captions that were read are
 # compared (`restore_checkpoint`).
 HOW_READ = ("root", "file", "coco_splits", "format", "image_column", "caption_column")
@@ -82,10 +87,12 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
             in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
         from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
         trainer.fit(validate_start=validate_start)
+        best = run / "best"
+        choose_length_penalty(best, trainer.setup, device)
         if rank() == 0:
-            calibrate(run / "best", trainer.setup, device)
+            calibrate(best, trainer.setup, device)
             save_bytes(b"", run / COMPLETE)
-        return run / "best"
+        return best
 
 
 def _begin(
@@ -155,6 +162,41 @@ def _is_complete(run: Path, checkpoint: Path, config: Config) -> bool:
         "more train.epochs or a larger train.patience"
     )
     return True
+
+
+def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> None:
+    """Write the length penalty with the best validation metric into the best model's settings.
+
+    Every process takes part in the searches. A recipe with a penalty keeps it, and few validation
+    photos (fewer than the calibrator needs) choose none.
+    """
+    train = setup.config.train
+    if len(setup.validation) < max(1, train.calibrate_from):
+        return
+    model, config, vocabulary = load_model(best, device)
+    if config.decoding.length_penalty is not None:
+        return
+    scores = {}
+    for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty", unit="search"):
+        scores[penalty] = validate(
+            model,
+            setup.validation_sources,
+            setup.validation_transform,
+            vocabulary,
+            device=device,
+            decoding=replace(validation_decoding(setup.config), length_penalty=penalty),
+            cache=setup.validation_cache,
+            decisive_source=train.val_source,
+        ).figures[train.metric]
+    chosen = max(scores, key=scores.__getitem__)
+    if rank() == 0:
+        config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
+        add_files(best, {CONFIG: to_yaml(config).encode()})
+    logger.info(
+        f"decoding.length_penalty {chosen:g} has the best {train.metric} on validation ("
+        + ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
+        + ")"
+    )
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:

@@ -141,6 +141,15 @@ def test_a_source_without_captions_and_missing_files_are_reported(tmp_path: Path
         read_sources([source])
 
 
+def test_only_training_captions_are_said_to_be_cut(tmp_path: Path) -> None:
+    root = table(tmp_path / "a", train=3, val=3)
+    warnings: list[str] = []
+    read_sources([SourceConfig("only", "table", root)], max_words=2, warn=warnings.append)
+    assert [text.partition(":")[0] for text in warnings if "training cuts them" in text] == [
+        "train"
+    ]
+
+
 def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
     root = table(tmp_path / "a", train=5, val=2)
     warnings: list[str] = []

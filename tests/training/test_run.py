@@ -16,18 +16,17 @@ import tiny
 import torch
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import (
-    load_training_state,
-    verify,
-)
+from captioner.checkpoint import load_config, load_training_state, verify
+from captioner.config import DecodingConfig
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator
+from captioner.training import run as run_module
 from captioner.training import train
 from captioner.training import trainer as loop
 from captioner.training.setup import prepare
 from captioner.training.trainer import Trainer
-from captioner.training.validation import Validation
+from captioner.training.validation import Validation, validate
 
 CPU = torch.device("cpu")
 ASLEEP = {"optim__lr": 1e-12, "optim__encoder_lr": 1e-12}  # no epoch is better than the first
@@ -248,3 +247,31 @@ def test_a_run_ends_with_the_calibrator_of_its_best_model(
     assert fitted is not None
     assert fitted.fitted_on == "table (24 photos)"
     assert "calibrator: area under the curve" in capsys.readouterr().err
+
+
+def test_the_best_length_penalty_of_validation_is_written_into_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.draw_table(tmp_path / "photos", train=6, val=3, test=0)
+    monkeypatch.setattr(run_module, "calibrate", lambda *_: None)
+    score_of = {0.0: 0.1, 0.4: 0.3, 0.8: 0.2, 1.2: 0.0}
+    tried: list[float] = []
+
+    def validated(*arguments: Any, decoding: DecodingConfig, **named: Any) -> Validation:
+        found = validate(*arguments, decoding=decoding, **named)
+        assert decoding.length_penalty is not None
+        tried.append(decoding.length_penalty)
+        return replace(found, figures={"CIDEr": score_of[decoding.length_penalty]})
+
+    monkeypatch.setattr(run_module, "validate", validated)
+
+    def penalty_after(run: str, **changed: Any) -> float | None:
+        config = tiny.recipe(root, tmp_path / run, train__epochs=1, **changed)
+        return load_config(train(config)).decoding.length_penalty
+
+    assert penalty_after("chosen", train__calibrate_from=3) == 0.4
+    assert "decoding.length_penalty 0.4 has the best CIDEr" in capsys.readouterr().err
+    assert tried == [*score_of]
+    assert penalty_after("few", train__calibrate_from=4) is None
+    assert penalty_after("given", train__calibrate_from=3, decoding__length_penalty=1.0) == 1.0
+    assert len(tried) == len(score_of)
