@@ -10,17 +10,16 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from captioner.cli import parsing
 from captioner.cli.output import is_withheld
 from captioner.cli.pages import Page
 from captioner.cli.xmp import save_sidecar, sidecar_of
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.log import logger
+from captioner.visualization.files import output_names
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
-KINDS = ("xmp", "txt", "csv", "html")
 _COLUMNS = ("image", "caption", "confidence")  # of the table
 
 # Beginnings to leave out: a screen reader has already said "image".
@@ -57,64 +56,6 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
     return text[:1].upper() + text[1:]
 
 
-def add_write_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--write` and the options that go with it."""
-    files = parser.add_argument_group("alternative texts and caption files")
-    files.add_argument(
-        "--write",
-        type=parsing.names_of(KINDS),
-        default=(),
-        metavar="KINDS",
-        help="what to write, separated by commas: xmp (a sidecar PHOTO.xmp next to each photo), "
-        f"txt (the caption as PHOTO's name with .txt, as training programs read it), csv ({TABLE} "
-        "in --output), html (a copy of each page of HTML or Markdown given, with the missing "
-        "texts of its images)",
-    )
-    files.add_argument(
-        "--overwrite", action="store_true", help="replace texts that are there: --write txt and xmp"
-    )
-    files.add_argument("--prefix", default="", metavar="TEXT", help="begins each --write txt")
-    files.add_argument("--suffix", default="", metavar="TEXT", help="ends each --write txt")
-    files.add_argument(
-        "--xmp-merge",
-        action="store_true",
-        help="add the texts to sidecars that another program wrote, and leave all else in them",
-    )
-    files.add_argument(
-        "--xmp-name",
-        choices=("append", "replace"),
-        default="append",
-        help="append: dog.jpg.xmp, for digiKam and darktable; replace: dog.xmp, for Lightroom "
-        "(default: append)",
-    )
-    files.add_argument(
-        "--site-root",
-        type=Path,
-        metavar="DIR",
-        help="where addresses in pages that begin with / begin (default: the page's folder, or "
-        "one above it, whichever has the file)",
-    )
-
-
-def check_write_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse options of `--write` that make no sense together."""
-    write = arguments.write
-    if "csv" in write and arguments.output is None:
-        parser.error("argument --write: csv needs --output, the folder for the table")
-    if write and arguments.compare:
-        parser.error("argument --write: takes the captions of one model, so not with --compare")
-    for option, kinds in {
-        "site_root": ("html",),
-        "prefix": ("txt",),
-        "suffix": ("txt",),
-        "xmp_merge": ("xmp",),
-        "overwrite": ("txt", "xmp"),
-    }.items():
-        if getattr(arguments, option) and not {*kinds} & {*write}:
-            name = option.replace("_", "-")
-            parser.error(f"argument --{name}: needs --write {' or '.join(kinds)}")
-
-
 class TextWriter:
     """Writes the captions of a run as `--write` says.
 
@@ -127,11 +68,26 @@ class TextWriter:
 
     def __init__(self, arguments: argparse.Namespace, failed: Callable[[object], None]) -> None:
         self.arguments, self.failed = arguments, failed
+        self.pages: list[Page] = []
         # The alternative text of each photo (empty where it is withheld) and its confidence.
-        self.rows: dict[Path | str, tuple[str, float | None]] = {}
+        self._rows: dict[Path | str, tuple[str, float | None]] = {}
         self._kept: list[Path] = []  # files that have a text already
         if "csv" in arguments.write:
             check_table(arguments.output / TABLE)
+
+    def images_of(self, file: Path, known: Collection[Path | str]) -> list[Path]:
+        """Return the images of a page that lack a text, except those that are known already."""
+        try:
+            page = Page(file, self.arguments.site_root)
+        except CaptionerError as error:
+            self.failed(error)
+            return []
+        self.pages.append(page)
+        if not page.images:
+            logger.info(f"{file}: no image that is here lacks an alternative text")
+        if page.elsewhere:
+            logger.info(f"{file}: images left that are no local files: {page.elsewhere}")
+        return [image for image in page.images if image not in set(known)]
 
     def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
         """Write a photo's own files, and keep its caption for those of all photos.
@@ -142,7 +98,7 @@ class TextWriter:
         arguments = self.arguments
         withheld = is_withheld(confidence, arguments.min_confidence)
         alternative = "" if withheld else alt_text(caption)
-        self.rows[photo] = (alternative, confidence)
+        self._rows[photo] = (alternative, confidence)
         if withheld or not isinstance(photo, Path):
             return []
         written: list[Path] = []
@@ -157,23 +113,25 @@ class TextWriter:
                 if os.path.lexists(file) and not arguments.overwrite:
                     self._kept.append(file)
                 else:
-                    save_bytes(self._training_text(caption), file)
+                    prefix, suffix = arguments.prefix.rstrip(), arguments.suffix
+                    text = f"{prefix} {caption}" if prefix else caption
+                    text += f" {suffix}" if suffix[:1].isalnum() else suffix
+                    save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
                     written.append(file)
         except CaptionerError as error:
             self.failed(error)
         return written
 
-    def _training_text(self, caption: str) -> bytes:
-        prefix, suffix = self.arguments.prefix.rstrip(), self.arguments.suffix
-        text = f"{prefix} {caption}" if prefix else caption
-        text += f" {suffix}" if suffix[:1].isalnum() else suffix
-        return f"{text}\n".encode(errors="backslashreplace")
+    def finish(self, photos: Iterable[Path | str]) -> list[Path]:
+        """Write the table, and copies of the pages with the texts filled in.
 
-    def finish(self, photos: Iterable[Path | str], pages: Collection[Page]) -> list[Path]:
-        """Write the table and the pages, and return their files.
+        Copies go next to the pages, or to --output, where none replaces another.
 
         Args:
             photos: In the order in which the table lists them.
+
+        Returns:
+            The files written.
         """
         if self._kept:
             more = f" and {len(self._kept) - 1} more" if len(self._kept) > 1 else ""
@@ -181,37 +139,24 @@ class TextWriter:
                 f"{self._kept[0]}{more}: has a text already, so it stays; --overwrite replaces it"
             )
         written = []
-        if "csv" in self.arguments.write:
-            file = self.arguments.output / TABLE
-            rows = [(p, *self.rows[p]) for p in dict.fromkeys(photos) if p in self.rows]
-            save_bytes(table(rows, file.parent), file)
-            written.append(file)
-        return [*written, *(self._save_pages(pages) if pages else [])]
-
-    def _save_pages(self, pages: Collection[Page]) -> list[Path]:
-        """Write copies of the pages with the texts filled in, and return their files.
-
-        They go next to the pages, or to --output, where none replaces another.
-        """
-        from captioner.visualization import output_names
-
         output = self.arguments.output
-        texts = {path: text for path, (text, _) in self.rows.items() if isinstance(path, Path)}
-        names = output_names([page.file for page in pages], with_suffix=True)
-        written = []
-        for page, name in zip(pages, names, strict=True):
-            file = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-            if output is not None:
-                file = output / name
+        if "csv" in self.arguments.write:
+            rows = [(p, *self._rows[p]) for p in dict.fromkeys(photos) if p in self._rows]
+            save_bytes(table(rows, output), output / TABLE)
+            written.append(output / TABLE)
+        texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
+        names = output_names([page.file for page in self.pages], with_suffix=True)
+        for page, name in zip(self.pages, names, strict=True):
+            copy = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+            file = copy if output is None else output / name
             if os.path.abspath(file) == os.path.abspath(page.file):
                 self.failed(f"{file}: would be replaced; choose another --output")
                 continue
             try:
                 save_bytes(page.filled(texts), file)
+                written.append(file)
             except CaptionerError as error:
                 self.failed(error)
-                continue
-            written.append(file)
         return written
 
 

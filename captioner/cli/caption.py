@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.cli import load_captioner, parsing, run_command, show
-from captioner.cli.alt_text import TextWriter, add_write_options, check_write_options
 from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
     add_output_options,
@@ -28,19 +27,26 @@ from captioner.cli.output import (
     is_withheld,
     of_head,
 )
-from captioner.cli.pages import PAGE_SUFFIXES, Page
-from captioner.cli.photos import STANDARD_INPUT, Skipped, open_photo, photos_in, refusal_of
+from captioner.cli.photos import (
+    STANDARD_INPUT,
+    Skipped,
+    is_page,
+    open_photo,
+    photos_in,
+    refusal_of,
+)
 from captioner.errors import CaptionerError
 from captioner.files import check_writable
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
+    from captioner.cli.alt_text import TextWriter
     from captioner.cli.drawing import PictureWriter
     from captioner.types import Caption
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
-_Batch: TypeAlias = "list[tuple[_Photo, Image.Image]]"
+_Models: TypeAlias = "list[tuple[str, Captioner]]"  # by name
 _Found: TypeAlias = "list[tuple[str, list[Caption]]]"  # captions by the models' names, best first
 
 # Options that change neither a caption nor a picture, so that --resume may be given others.
@@ -52,13 +58,20 @@ _NOT_SETTINGS = frozenset(
 _SEARCH = "beam_size max_words min_words length_penalty num_captions temperature top_p seed".split()
 # Options that came later. They count where they are given, so that older folders can be resumed.
 _LATER_SETTINGS = frozenset("num_captions min_words sample temperature top_p seed".split())
+# Options that need one of these kinds of --write.
+_OF_WRITE = {
+    "site_root": ("html",),
+    "prefix": ("txt",),
+    "suffix": ("txt",),
+    "xmp_merge": ("xmp",),
+    "overwrite": ("txt", "xmp"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     check_output_options(parser, arguments)
-    check_write_options(parser, arguments)
     _check(parser, arguments)
     return run_command(lambda: _CaptionRun(arguments).run())
 
@@ -76,8 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a photo, a folder of them, - for one on standard input, with --allow-urls an "
         "address, or with --write html a page",
     )
-    chosen = parsing.add_model_options(parser)
-    chosen.add_argument(
+    parsing.add_model_options(parser).add_argument(
         "--compare",
         nargs="+",
         metavar="MODEL",
@@ -86,36 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_output_options(parser)
     parsing.add_search_options(parser, min_words=True)
-    captions = parser.add_argument_group("several captions")
-    captions.add_argument(
-        "--num-captions",
-        type=parsing.whole_number_from(1, parsing.MAX_BEAM_SIZE),
-        metavar="N",
-        help="captions a photo, best first; files and pictures are of the first",
-    )
-    captions.add_argument(
-        "--sample",
-        action="store_true",
-        help="draw captions at random from the model's probabilities, instead of a search",
-    )
-    captions.add_argument(
-        "--temperature",
-        type=parsing.number_from(0.01, 100),
-        metavar="T",
-        help="with --sample: below 1 likely words become likelier (default: 1)",
-    )
-    captions.add_argument(
-        "--top-p",
-        type=parsing.number_from(0.001, 1),
-        metavar="P",
-        help="with --sample: only from the likeliest words whose probabilities sum to P",
-    )
-    captions.add_argument(
-        "--seed",
-        type=parsing.whole_number_from(0, 2**63 - 1),
-        metavar="N",
-        help="with --sample: draw the same captions again",
-    )
     parser.add_argument(
         "--min-confidence",
         type=parsing.number_from(0, 1),
@@ -123,44 +105,116 @@ def _parser() -> argparse.ArgumentParser:
         help="give no caption where the model's confidence is below X, from 0 to 1; needs a model "
         "with a calibrator",
     )
-    files = parser.add_argument_group("folders and files")
-    files.add_argument(
-        "-r", "--recursive", action="store_true", help="also go into the folders inside folders"
-    )
-    files.add_argument(
+    _add_several_captions(parser.add_argument_group("several captions").add_argument)
+    add = parser.add_argument_group("folders and files").add_argument
+    add("-r", "--recursive", action="store_true", help="also go into the folders inside folders")
+    add(
         "--resume",
         action="store_true",
         help=f"skip photos that {JOURNAL} in --output lists as done with the same settings",
     )
-    files.add_argument(
-        "--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)"
-    )
-    add_write_options(parser)
+    add("--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)")
+    _add_texts(parser.add_argument_group("alternative texts and caption files").add_argument)
     return parser
+
+
+def _add_several_captions(add: Callable[..., object]) -> None:
+    add(
+        "--num-captions",
+        type=parsing.whole_number_from(1, parsing.MAX_BEAM_SIZE),
+        metavar="N",
+        help="captions a photo, best first; files and pictures are of the first",
+    )
+    add(
+        "--sample",
+        action="store_true",
+        help="draw captions at random from the model's probabilities, instead of a search",
+    )
+    add(
+        "--temperature",
+        type=parsing.number_from(0.01, 100),
+        metavar="T",
+        help="with --sample: below 1 likely words become likelier (default: 1)",
+    )
+    add(
+        "--top-p",
+        type=parsing.number_from(0.001, 1),
+        metavar="P",
+        help="with --sample: only from the likeliest words whose probabilities sum to P",
+    )
+    add(
+        "--seed",
+        type=parsing.whole_number_from(0, 2**63 - 1),
+        metavar="N",
+        help="with --sample: draw the same captions again",
+    )
+
+
+def _add_texts(add: Callable[..., object]) -> None:
+    add(
+        "--write",
+        type=parsing.names_of(("xmp", "txt", "csv", "html")),
+        default=(),
+        metavar="KINDS",
+        help="what to write, separated by commas: xmp (a sidecar PHOTO.xmp next to each photo), "
+        "txt (the caption as PHOTO's name with .txt, as training programs read it), csv "
+        "(captions.csv in --output), html (a copy of each page of HTML or Markdown given, with "
+        "the missing texts of its images)",
+    )
+    there = "replace texts that are there: --write txt and xmp"
+    add("--overwrite", action="store_true", help=there)
+    add("--prefix", default="", metavar="TEXT", help="begins each --write txt")
+    add("--suffix", default="", metavar="TEXT", help="ends each --write txt")
+    add(
+        "--xmp-merge",
+        action="store_true",
+        help="add the texts to sidecars that another program wrote, and leave all else in them",
+    )
+    add(
+        "--xmp-name",
+        choices=("append", "replace"),
+        default="append",
+        help="append: dog.jpg.xmp, for digiKam and darktable; replace: dog.xmp, for Lightroom "
+        "(default: append)",
+    )
+    add(
+        "--site-root",
+        type=Path,
+        metavar="DIR",
+        help="where addresses in pages that begin with / begin (default: the page's folder, or "
+        "one above it, whichever has the file)",
+    )
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse options that make no sense together."""
+
+    def refuse(name: str, problem: str) -> None:
+        parser.error(f"argument --{name.replace('_', '-')}: {problem}")
+
+    write, compare = arguments.write, arguments.compare
+    if "csv" in write and arguments.output is None:
+        refuse("write", "csv needs --output, the folder for the table")
+    if write and compare:
+        refuse("write", "takes the captions of one model, so not with --compare")
+    if "html" in write and not any(map(is_page, arguments.photos)):
+        refuse("write", "html needs a page among the photos, such as index.html")
+    for name, kinds in _OF_WRITE.items():
+        if getattr(arguments, name) and not set(kinds) & set(write):
+            refuse(name, f"needs --write {' or '.join(kinds)}")
     if arguments.resume and arguments.output is None:
-        parser.error("argument --resume: needs --output, the folder that an earlier run wrote to")
-    if "html" in arguments.write and not any(map(_is_page, arguments.photos)):
-        parser.error("argument --write: html needs a page among the photos, such as index.html")
+        refuse("resume", "needs --output, the folder that an earlier run wrote to")
     if arguments.sample:
         names, problem = ("beam_size", "length_penalty", "min_confidence"), "is not for --sample"
     else:
         names, problem = ("temperature", "top_p", "seed"), "needs --sample"
-    for name in names:
-        if getattr(arguments, name) is not None:
-            parser.error(f"argument --{name.replace('_', '-')}: {problem}")
+    for name in parsing.given(arguments, *names):
+        refuse(name, problem)
     count, beams = arguments.num_captions or 1, arguments.beam_size
-    if count > 1 and arguments.compare:
-        parser.error("argument --num-captions: shows one model, so not with --compare")
+    if count > 1 and compare:
+        refuse("num_captions", "shows one model, so not with --compare")
     if not arguments.sample and beams is not None and count > beams:
-        parser.error(f"argument --num-captions: is at most --beam-size, which is {beams}")
-
-
-def _is_page(name: str) -> bool:
-    return Path(name).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(name)
+        refuse("num_captions", f"is at most --beam-size, which is {beams}")
 
 
 class _CaptionRun:
@@ -170,16 +224,19 @@ class _CaptionRun:
         self.arguments = arguments
         self.failures = 0
         self.done = 0
-        self.pages: list[Page] = []
-        self.texts = TextWriter(arguments, lambda reason: self._failed(None, reason))
+        self.texts: TextWriter | None = None
         self.journal: Journal | None = None
         self.pictures: PictureWriter | None = None
+        if arguments.write:
+            from captioner.cli.alt_text import TextWriter
+
+            self.texts = TextWriter(arguments, partial(self._failed, None))
 
     def run(self) -> int:
         """Caption the photos, write all output, and return the exit code."""
         arguments = self.arguments
         photos = self._collect()
-        if not photos and not self.pages:
+        if not photos and not (self.texts and self.texts.pages):
             return 2
         names, records = self._names_and_records(photos)
         todo = [photo for photo in photos if photo not in records]
@@ -191,10 +248,12 @@ class _CaptionRun:
             self.journal.begin()
             self.pictures = PictureWriter(arguments, names, self._failed)
         for photo, record in records.items():
-            self._restore(photo, record)
+            self.done += 1
+            if self.texts:
+                self.texts.add(photo, record["caption"], record.get("confidence"))
         if todo:
             self._caption(todo, models)
-        for file in self.texts.finish(photos, self.pages):
+        for file in self.texts.finish(photos) if self.texts else ():
             if not arguments.json:
                 show(printable(file))
             self.done += 1
@@ -202,61 +261,39 @@ class _CaptionRun:
             return 1 if self.done else 2
         return 0
 
-    # ------------------------------------------------------------------------------- before
-
     def _collect(self) -> list[_Photo]:
         """Return the photos to caption, in the order given; say what is skipped."""
         arguments = self.arguments
         skipped = Skipped()
         outside = () if arguments.output is None else (os.path.abspath(arguments.output),)
+        pages = "html" in arguments.write
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == STANDARD_INPUT:
-                photos.append(STANDARD_INPUT)
-            elif refusal := refusal_of(name, allow_urls=arguments.allow_urls):
+            refusal = refusal_of(name, allow_urls=arguments.allow_urls, allow_pages=pages)
+            if refusal:
                 self._failed(name, refusal)
-            elif "://" in name and not os.path.exists(name):
+            elif name == STANDARD_INPUT or ("://" in name and not os.path.exists(name)):
                 photos.append(name)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
-                failures = self.failures
-                found = list(
-                    photos_in(
-                        Path(name),
-                        skipped,
-                        partial(self._failed, None),
-                        recursive=arguments.recursive,
-                        leave_out=outside,
-                    )
+                failures, before = self.failures, len(photos)
+                photos += photos_in(
+                    Path(name),
+                    skipped,
+                    partial(self._failed, None),
+                    recursive=arguments.recursive,
+                    leave_out=outside,
                 )
-                if not found and self.failures == failures:
+                if len(photos) == before and self.failures == failures:
                     self._failed(name, "the folder holds no photos")
-                photos += found
-            elif _is_page(name) and "html" not in arguments.write:
-                self._failed(name, "is a page; to fill in the texts of its images add --write html")
-            elif _is_page(name):
-                photos += self._images_of(name, photos)
+            elif self.texts and is_page(name):
+                photos += self.texts.images_of(Path(name), photos)
             else:
                 photos.append(Path(name))
         if skipped.sentence():
             logger.info(skipped.sentence())
         return photos
 
-    def _images_of(self, name: str, photos: Iterable[_Photo]) -> list[Path]:
-        """Return the images of a page that are not among the photos yet, as those of a site are."""
-        try:
-            page = Page(Path(name), self.arguments.site_root)
-        except CaptionerError as error:
-            self._failed(None, error)
-            return []
-        self.pages.append(page)
-        if not page.images:
-            logger.info(f"{name}: no image that is here lacks an alternative text")
-        if page.elsewhere:
-            logger.info(f"{name}: images left that are no local files: {page.elsewhere}")
-        known = set(photos)
-        return [image for image in page.images if image not in known]
-
-    def _load_models(self) -> list[tuple[str, Captioner]]:
+    def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
         models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
@@ -280,7 +317,7 @@ class _CaptionRun:
         if arguments.output is None:
             return {}, {}
         from captioner.checkpoint import model_folder
-        from captioner.visualization import output_names
+        from captioner.visualization.files import output_names
 
         folders = [model_folder(name) for name in self._model_names()]
         options = {
@@ -303,25 +340,22 @@ class _CaptionRun:
                 f"{proposed[path]} of another photo"
             )
         records: dict[_Photo, dict[str, Any]] = {}
-        if arguments.resume:
-            found = {photo: self.journal.done(photo) for photo in photos if isinstance(photo, Path)}
-            records = {photo: record for photo, record in found.items() if record is not None}
-            if records:
-                logger.info(f"{len(records)} of {len(photos)} photos were done before")
+        for photo in photos if arguments.resume else ():
+            if isinstance(photo, Path) and (record := self.journal.done(photo)):
+                records[photo] = record
+        if records:
+            logger.info(f"{len(records)} of {len(photos)} photos were done before")
         return names, records
 
-    # ------------------------------------------------------------------------------- during
-
-    def _caption(self, photos: list[_Photo], models: list[tuple[str, Captioner]]) -> None:
+    def _caption(self, photos: list[_Photo], models: _Models) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
         from captioner.data.image_batches import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
-        captioners = [captioner for _, captioner in models]
-        device = captioners[0].device
+        device = models[0][1].device
         at_random = arguments.sample or any(
-            each.samples_cells(arguments.at_test, arguments.paths) for each in captioners
+            captioner.samples_cells(arguments.at_test, arguments.paths) for _, captioner in models
         )
         drawing = self.pictures.processes(len(photos)) if self.pictures else nullcontext(0)
         with (
@@ -334,23 +368,25 @@ class _CaptionRun:
                 self._failed(photo, reason)
                 bar.update()
 
-            def captioned(batch: _Batch) -> tuple[_Batch, list[list[list[Caption]]]]:
+            def captioned(
+                batch: list[tuple[_Photo, Image.Image]],
+            ) -> list[tuple[_Photo, Image.Image, _Found]]:
                 images = [image for _, image in batch]
-                return batch, [self._captions_by(captioner, images) for captioner in captioners]
+                by_model = [(name, self._captions_by(each, images)) for name, each in models]
+                return [
+                    (photo, image, [(name, captions[place]) for name, captions in by_model])
+                    for place, (photo, image) in enumerate(batch)
+                ]
 
             def write_first() -> None:
                 self._write(*waiting.popleft())
                 bar.update()
 
             batches = opened(((p, p) for p in photos), unreadable, device, read=open_photo)
-            for batch, by_model in (
+            for batch in (
                 map(captioned, batches) if at_random else parallel_map(captioned, batches, device)
             ):
-                for place, (photo, image) in enumerate(batch):
-                    found = [
-                        (name, captions[place])
-                        for (name, _), captions in zip(models, by_model, strict=True)
-                    ]
+                for photo, image, found in batch:
                     shown = self._not_withheld(found)
                     drawn: Callable[[], list[Path]] = list
                     if self.pictures and shown:
@@ -382,7 +418,7 @@ class _CaptionRun:
         failures = self.failures
         pictures = drawn()
         caption = found[0][1][0]
-        files = self.texts.add(photo, caption.text, caption.confidence) if arguments.write else []
+        files = self.texts.add(photo, caption.text, caption.confidence) if self.texts else []
         if arguments.json:
             self._show_json(photo, found, pictures)
         else:
@@ -421,12 +457,6 @@ class _CaptionRun:
             if pictures:
                 line["pictures"] = [str(picture) for picture in pictures]
             show(json.dumps(line))
-
-    def _restore(self, photo: _Photo, record: dict[str, Any]) -> None:
-        """Add a photo that an earlier run captioned to the files that list all photos."""
-        self.done += 1
-        if self.arguments.write:
-            self.texts.add(photo, record["caption"], record.get("confidence"))
 
     def _failed(self, photo: _Photo | None, reason: object) -> None:
         self.failures += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,26 +32,6 @@ PROCESSES_FROM = 12
 LARGEST_APART_PX = 16_000_000
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A photo whose captions are to be drawn, and how.
-
-    Args:
-        name: Begins the names of the files.
-        shown: Names of models and their captions, of the layer and head that are drawn.
-        with_heads: The same with all layers and heads, for pages.
-        options: Those of the command.
-    """
-
-    name: str
-    title: str
-    image: Image.Image
-    shown: list[tuple[str, Caption]]
-    with_heads: list[tuple[str, Caption]]
-    style: v.OverlayStyle
-    options: argparse.Namespace
-
-
 class PictureWriter:
     """Draws the captions of a run's photos into `--output`, as the options say.
 
@@ -67,13 +47,6 @@ class PictureWriter:
         failed: Callable[[Path | str, object], None],
     ) -> None:
         self.arguments, self.names, self.failed = arguments, names, failed
-        self.style = v.OverlayStyle(
-            kind=arguments.style,
-            smooth=not arguments.cells,
-            colour_map=arguments.colour_map,
-            opacity=arguments.opacity,
-            threshold=arguments.threshold,
-        )
         self._pool: ProcessPoolExecutor | None = None
 
     @contextmanager
@@ -116,24 +89,16 @@ class PictureWriter:
             A function that waits for the files and returns them. It reports why some are missing.
         """
         # The image is sent once, next to the captions.
-        bare = [(name, replace(caption, image=None)) for name, caption in captions]
-        drawing = Drawing(
-            name=self.names[photo],
-            title=Path(photo).name,
-            image=image,
-            shown=of_head(bare, self.arguments),
-            with_heads=bare,
-            style=self.style,
-            options=self.arguments,
-        )
+        captions = [(name, replace(caption, image=None)) for name, caption in captions]
+        work = (self.names[photo], Path(photo).name, image, captions, self.arguments)
         if self._pool is None or image.width * image.height > LARGEST_APART_PX:
-            result = draw(drawing)
+            drawn = draw(*work)
             waiting = None
         else:
-            waiting = self._pool.submit(draw, drawing)
+            waiting = self._pool.submit(draw, *work)
 
         def finished() -> list[Path]:
-            pictures, problem = result if waiting is None else waiting.result()
+            pictures, problem = drawn if waiting is None else waiting.result()
             if problem is not None:
                 self.failed(photo, problem)
             return pictures
@@ -146,25 +111,51 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def draw(drawing: Drawing) -> tuple[list[Path], str | None]:
+def draw(
+    name: str,
+    title: str,
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    options: argparse.Namespace,
+) -> tuple[list[Path], str | None]:
     """Save the pictures of a photo's captions.
+
+    Args:
+        name: Begins the names of the files.
+        title: Name of the photo, for a page.
+        captions: Names of models and their captions, without the image.
+        options: Those of the command.
 
     Returns:
         The files that were saved, and why it ended before the last, or None.
     """
     pictures: list[Path] = []
     try:
-        for kind in drawing.options.save:
-            pictures.extend(_save(kind, drawing))
+        for kind in options.save:
+            pictures.extend(_save(kind, name, title, image, captions, options))
     except CaptionerError as error:
         return pictures, str(error)
     return pictures, None
 
 
-def _save(kind: str, drawing: Drawing) -> Iterator[Path]:
+def _save(
+    kind: str,
+    name: str,
+    title: str,
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    options: argparse.Namespace,
+) -> Iterator[Path]:
     """Save one kind of picture, yielding the name of each file once it is there."""
-    style, name, image, options = drawing.style, drawing.name, drawing.image, drawing.options
-    caption = replace(drawing.shown[0][1], image=image)
+    shown = of_head(captions, options)
+    caption = replace(shown[0][1], image=image)
+    style = v.OverlayStyle(
+        kind=options.style,
+        smooth=not options.cells,
+        colour_map=options.colour_map,
+        opacity=options.opacity,
+        threshold=options.threshold,
+    )
     content = "comparison" if options.compare else "attention"
     file = options.output / v.picture_name(name, content, kind)
     if kind == "words":
@@ -179,21 +170,14 @@ def _save(kind: str, drawing: Drawing) -> Iterator[Path]:
             save_bytes(v.matrix_bytes(caption, form, style), file)
             yield file
         return
-    if kind == "html":
-        text = v.caption_page(
-            image,
-            drawing.with_heads,
-            name=drawing.title,
-            style=style,
-            layer=options.layer,
-            head=options.head,
-        )
+    if kind == "html":  # with all layers and heads to choose from
+        head = {"layer": options.layer, "head": options.head}
+        text = v.caption_page(image, captions, name=title, style=style, **head)
         save_bytes(text.encode(errors="replace"), file)
     elif not options.compare:
         v.save_caption(caption, file, style)
     elif kind == "png":
-        v.save_png(v.comparison_sheet(image, drawing.shown, style), file)
+        v.save_png(v.comparison_sheet(image, shown, style), file)
     else:  # pdf or svg
-        page = v.vector_comparison(image, drawing.shown, style)
-        save_bytes(page.to_bytes(kind), file)
+        save_bytes(v.vector_comparison(image, shown, style).to_bytes(kind), file)
     yield file

@@ -1,8 +1,7 @@
 """The journal of an output folder: which photo each picture shows, and what is done.
 
-`captions.jsonl` has one JSON object a photo: `image` (its absolute path), `bytes` and `modified_ns`
-of its file, `settings` (a digest of the model and the options), `name`, `caption`, `confidence`
-and `pictures`. Later lines of a photo replace earlier ones.
+`captions.jsonl` has one JSON object a photo: `image` (its absolute path), `bytes`, `modified_ns`,
+`settings` (a digest), `name`, `caption`, `confidence`, `pictures`. A photo's last line counts.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class Journal:
 
     def done(self, image: Path) -> dict[str, Any] | None:
         """Return the record of a photo that needs no work: same file, same settings, all there."""
-        record = self.records.get(os.path.abspath(image))
-        if record is None or record.get("settings") != self.settings:
-            return None
-        if any(record.get(key) != value for key, value in _identity(image).items()):
+        record = self.records.get(os.path.abspath(image), {})
+        expected = {"settings": self.settings, **_identity(image)}
+        if any(record.get(key) != value for key, value in expected.items()):
             return None
         pictures = [self.file.parent / name for name in record["pictures"]]
         return record if all(picture.is_file() for picture in pictures) else None

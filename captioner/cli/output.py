@@ -28,12 +28,7 @@ def is_withheld(confidence: float | None, least: float | None) -> bool:
 def caption_note(
     caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
 ) -> str:
-    """Return a caption with its figures, for people.
-
-    Args:
-        with_total: Also its log-probability with the caption's end.
-        min_confidence: Below it, the caption is withheld.
-    """
+    """Return a caption with its figures, for people; the arguments are as for caption_content."""
     confidence, notes = caption.confidence, []
     withheld = is_withheld(confidence, min_confidence)
     if confidence is not None:
@@ -76,10 +71,9 @@ def caption_content(
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for printing, for drawing, and for hard attention."""
-    parser.add_argument(
-        "--output", type=parsing.folder, metavar="DIR", help="draw attention sheets here"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--output", type=parsing.folder, metavar="DIR", help="draw attention sheets here")
+    add(
         "--save",
         type=parsing.names_of((*KINDS, "all")),
         metavar="KINDS",
@@ -87,12 +81,10 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
         "npz (the raw maps), or all (default: png); words come with a sheet",
     )
-    parser.add_argument("--words", action="store_true", help="the same as words in --save")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a photo")
-    parser.add_argument(
-        "--cells", action="store_true", help="draw the grid's cells instead of a smooth map"
-    )
-    parser.add_argument(
+    add("--words", action="store_true", help="the same as words in --save")
+    add("--json", action="store_true", help="print one JSON object a photo")
+    add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")
+    add(
         "--style",
         choices=("focus", "light", "colour", "contour", "mask"),
         default="focus",
@@ -101,34 +93,30 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "is high; colour: colours on the grey photo; contour: only the lines; mask: only dimmed "
         "(default: focus)",
     )
-    parser.add_argument(
+    add(
         "--colour-map",
         choices=("viridis", "cividis"),
         default="viridis",
         help="of the style colour and of matrices (default: viridis)",
     )
-    parser.add_argument(
+    add(
         "--opacity",
         type=parsing.number_from(0, 1),
-        default=None,
         help="strength of the style, 0 to 1 (default: 1 for focus, 0.75 for light, 0.65 for "
         "colour and mask)",
     )
-    parser.add_argument(
+    add(
         "--threshold",
         type=parsing.number_from(0),
         default=0.0,
         metavar="X",
         help="leave out attention below X times uniform",
     )
-    parser.add_argument(
-        "--layer", type=parsing.whole_number, help="maps of this layer (default: the last)"
-    )
-    parser.add_argument(
-        "--head", type=parsing.whole_number, help="maps of this head (default: the mean of all)"
-    )
+    number = parsing.whole_number
+    add("--layer", type=number, help="maps of this layer (default: the last)")
+    add("--head", type=number, help="maps of this head (default: the mean of all)")
     add_at_test(parser)
-    parser.add_argument(
+    add(
         "--paths",
         type=parsing.whole_number_from(1, parsing.MAX_WORDS),
         default=0,

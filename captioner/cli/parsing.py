@@ -8,10 +8,10 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner.cli.suggestions import unknown_options
 from captioner.log import logger, printable
 from captioner.registry import DATA_FORMATS
 
@@ -23,38 +23,33 @@ MAX_WORDS = 1000
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command's parser: with `--quiet` and `--verbose`, and messages in visible characters."""
+    """A command's parser: with `--quiet` and `--verbose`, and one sentence on what is wrong."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         add_log_options(self)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        sentence = unknown_options(self, sys.argv[1:] if args is None else args)
-        if sentence:
-            self.error(sentence)
+        self._words = sys.argv[1:] if args is None else args
         parsed = super().parse_args(args, namespace)
         set_log_level(parsed)
         return parsed
 
     def error(self, message: str) -> NoReturn:
+        from captioner.cli.suggestions import unknown_options
+
+        message = printable(unknown_options(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
-        self.exit(2, f"error: {printable(message)} ({self.prog} --help shows the options)\n")
+        self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose how much is said on stderr."""
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "-q",
-        "--quiet",
-        action="store_true",
-        help="no notes and no progress bar: results, warnings and failures alone",
-    )
-    group.add_argument(
+    add = partial(parser.add_mutually_exclusive_group().add_argument, action="store_true")
+    add("-q", "--quiet", help="no notes and no progress bar: results, warnings and failures alone")
+    add(
         "-v",
         "--verbose",
-        action="store_true",
         help="also say which model runs where, how long it took, and where an error came from",
     )
 
@@ -65,39 +60,27 @@ def set_log_level(arguments: Any) -> None:
     logger.setLevel(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
 
 
-def whole_number_from(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Return a parser of command line values that are whole numbers from `least` to `most`."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is not a whole number {_range(least, most)}"
-            )
-        return int(text)
-
-    return parse
-
-
-whole_number = whole_number_from(1)
-
-
-def number_from(least: float, most: float = math.inf) -> Callable[[str], float]:
+def number_from(
+    least: float, most: float = math.inf, kind: type[int] | type[float] = float
+) -> Callable[[str], Any]:
     """Return a parser of command line values from `least` to `most`, finite ones."""
+    name = "whole number" if kind is int else "number"
+    limits = f"from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
 
     def parse(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"'{text}' is not a number {_range(least, most)}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a {name} {limits}")
         return value
 
     return parse
 
 
-def _range(least: float, most: float) -> str:
-    return f"from {least:g} " + ("up" if math.isinf(most) else f"to {most:g}")
+whole_number_from = partial(number_from, kind=int)
+whole_number = whole_number_from(1)
 
 
 def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -144,30 +127,27 @@ def folder(text: str) -> Path:
 def add_data_options(
     parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
 ) -> None:
-    """Add the options that choose a data set."""
-    parser.add_argument(
-        "--root",
-        required=required,
-        metavar="DIR",
-        help="folder of the data set, or its captions file",
-    )
+    """Add the options that choose a data set; `split` describes `--split`."""
+    help_ = "folder of the data set, or its captions file"
+    parser.add_argument("--root", required=required, metavar="DIR", help=help_)
     parser.add_argument("--split", **split)
     add_layout_options(parser)
 
 
 def add_layout_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how a data set lies on disk, where it is not recognised."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--format",
         choices=("auto", *DATA_FORMATS),
         default="auto",
         help="layout of the data set (default: auto, which recognises it)",
     )
-    parser.add_argument("--file", help="captions file, if the folder holds several")
-    parser.add_argument("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
-    parser.add_argument("--image-column", metavar="NAME", help="a table's column of images")
-    parser.add_argument("--caption-column", metavar="NAME", help="a table's column of captions")
-    parser.add_argument(
+    add("--file", help="captions file, if the folder holds several")
+    add("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    add("--image-column", metavar="NAME", help="a table's column of images")
+    add("--caption-column", metavar="NAME", help="a table's column of captions")
+    add(
         "--strip-markers",
         action="store_true",
         help="remove what nearly all captions begin or end with, such as startseq or <end>",
@@ -191,11 +171,11 @@ def add_model_options(
         engine: Name of the option for what computes the captions.
 
     Returns:
-        The group of the options that choose the model, of which only one may be given.
+        The group of the options that choose the model: only one of them may be given.
     """
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--model", default="soft", help="a bundled model (default: soft)")
-    chosen.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument("--model", default="soft", help="a bundled model (default: soft)")
+    models.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
     if search:
         parser.add_argument(
             "--beam-size",
@@ -204,7 +184,7 @@ def add_model_options(
             help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
         )
     add_device_options(parser, engine=engine)
-    return chosen
+    return models
 
 
 def chosen_model(arguments: argparse.Namespace) -> str | Path:
@@ -213,25 +193,15 @@ def chosen_model(arguments: argparse.Namespace) -> str | Path:
 
 
 def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = False) -> None:
-    """Add the options of the search, except `--beam-size`.
-
-    Args:
-        min_words: Also add `--min-words`.
-    """
+    """Add the options of the search, except `--beam-size`; `--min-words` if asked for."""
+    add = parser.add_argument
+    words = partial(add, metavar="N")
     if min_words:
-        parser.add_argument(
-            "--min-words",
-            type=whole_number_from(0, MAX_WORDS),
-            metavar="N",
-            help="shortest caption (default: 1)",
-        )
-    parser.add_argument(
-        "--max-words",
-        type=whole_number_from(1, MAX_WORDS),
-        metavar="N",
-        help="longest caption (default: the model's)",
-    )
-    parser.add_argument(
+        shortest = whole_number_from(0, MAX_WORDS)
+        words("--min-words", type=shortest, help="shortest caption (default: 1)")
+    longest = whole_number_from(1, MAX_WORDS)
+    words("--max-words", type=longest, help="longest caption (default: the model's)")
+    add(
         "--length-penalty",
         type=number_from(-10, 10),  # as `decoding.length_penalty` of a recipe
         metavar="P",
@@ -241,23 +211,21 @@ def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return by name those of these options that were given."""
-    values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engine") -> None:
     """Add the options for where and how the model is computed."""
-    parser.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add(
         "--precision",
         choices=["float32", "bfloat16"],
         default="float32",
         help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower "
         "(default: float32)",
     )
-    parser.add_argument(
+    add(
         engine,
         choices=["auto", "torch", "runtime"],
         default="auto",

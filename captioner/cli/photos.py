@@ -16,9 +16,12 @@ from captioner.errors import ImageError
 from captioner.log import printable
 
 STANDARD_INPUT = "-"
+PAGE_SUFFIXES = frozenset((".html", ".htm", ".xhtml", ".md", ".markdown"))
 MAX_INPUT_BYTES = 2**28  # of a photo on standard input or at an address
 DOWNLOAD_TIMEOUT_S = 60.0
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
+_LISTS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+_ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".7z", ".rar")
 
 
 @dataclass
@@ -39,9 +42,8 @@ class Skipped:
             kinds = ", ".join(sorted(self.files))
             parts.append(f"{count} file{'s' * (count > 1)} skipped: {kinds}{remedy}")
         if count := self.folders:
-            parts.append(
-                f"{count} folder{'s' * (count > 1)} skipped: add --recursive to go into them"
-            )
+            remedy = "add --recursive to go into them"
+            parts.append(f"{count} folder{'s' * (count > 1)} skipped: {remedy}")
         return "; ".join(parts)
 
 
@@ -63,23 +65,23 @@ def photos_in(
     """
     from captioner.data.codecs import HEIF_SUFFIXES, register_heif
     from captioner.data.transforms import IMAGE_SUFFIXES
-    from captioner.visualization import PICTURE_ENDINGS
+    from captioner.visualization.files import PICTURE_ENDINGS
 
     def unlisted(error: OSError) -> None:
         failed(f"{error.filename}: cannot be listed ({error.strerror})")
 
     suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
     for place, folders, names in os.walk(folder, onerror=unlisted):
-        files = [Path(place, name) for name in sorted(names) if not name.startswith(".")]
-        photos = [path for path in files if path.suffix.lower() in suffixes]
         drawn = pictures_in(Path(place))
-        for path in photos:
-            if path.name not in drawn and not path.name.endswith(PICTURE_ENDINGS):
-                yield path
-        for path in set(files).difference(photos):
-            suffix = path.suffix.lower()
-            if suffix not in _OURS and path.name not in drawn:
-                skipped.files[printable(suffix) or "no suffix"] += 1
+        for name in sorted(names):
+            suffix = Path(name).suffix.lower()
+            if name.startswith(".") or name in drawn:
+                continue
+            if suffix not in suffixes:
+                if suffix not in _OURS:
+                    skipped.files[printable(suffix) or "no suffix"] += 1
+            elif not name.endswith(PICTURE_ENDINGS):
+                yield Path(place, name)
         folders[:] = sorted(
             name
             for name in folders
@@ -108,31 +110,29 @@ def open_photo(photo: Path | str) -> Image.Image:
         return open_image(content)
     if isinstance(photo, str):
         # The user chose the address, so it may be one of the user's own network.
-        return open_image(
-            fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
-        )
+        content = fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+        return open_image(content)
     return open_image(photo)
 
 
-_LISTS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
-_ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".7z", ".rar")
+def is_page(name: str) -> bool:
+    """Return whether an argument is a page of HTML or Markdown by its name."""
+    return Path(name).suffix.lower() in PAGE_SUFFIXES and not os.path.isdir(name)
 
 
-def refusal_of(name: str, *, allow_urls: bool) -> str | None:
+def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
     """Return why an argument cannot be a photo by its name; None if it may be one."""
     from captioner.data.download import is_url
 
     if is_url(name):
-        return (
-            None
-            if allow_urls
-            else (
-                "is an address, from which nothing is fetched without --allow-urls (or: curl -L "
-                "ADDRESS | captioner caption -)"
-            )
-        )
+        remedy = "(or: curl -L ADDRESS | captioner caption -)"
+        refusal = f"is an address, from which nothing is fetched without --allow-urls {remedy}"
+        return None if allow_urls else refusal
     if "://" in name and not os.path.exists(name):
         return "is an address that is not fetched; captioner batch reads those of fsspec, such as s3://"
+    if is_page(name):
+        refusal = "is a page; to fill in the texts of its images add --write html"
+        return None if allow_pages else refusal
     suffix = Path(name).suffix.lower()
     if suffix not in _LISTS + _ARCHIVES or not os.path.isfile(name):
         return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".heic")
@@ -106,18 +108,17 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
     # jsonargparse has an option for each section, too: --data, where --data.root is meant.
     sections = {option.partition(".")[0] for option in options if "." in option}
     known = [option for option in options if option not in sections]
+    command = parser.prog.removeprefix("captioner ")
     sentences = []
-    for word in words:
-        if word == "--":
-            break
+    for word in takewhile(lambda word: word != "--", words):
         option = word.partition("=")[0]
-        short = option[1:2].isalpha() and option[:1] == "-"
-        if not (short or option[:2] == "--") or (short and option[:2] in known):
+        is_short = re.match("-[A-Za-z]", option)
+        if not is_short and not option.startswith("--"):
             continue
-        is_beginning = parser.allow_abbrev and any(each.startswith(option) for each in known)
-        if is_beginning or option.removesuffix("+") in known:
+        if option.removesuffix("+") in known or (is_short and option[:2] in known):
             continue
-        command = parser.prog.removeprefix("captioner ")
+        if parser.allow_abbrev and any(each.startswith(option) for each in known):
+            continue
         if instead := _REMOVED.get(f"{command} {option}"):
             sentences.append(f"{option} is gone: {instead}")
         else:
@@ -135,32 +136,32 @@ def meant_command(word: str, commands: Sequence[str]) -> str | None:
     """
     if os.path.exists(word) or "://" in word or Path(word).suffix.lower() in _PHOTOS:
         return f"caption {word}"
-    name = word.strip("-").replace("_", "-").casefold()
+    name = _plain(word)
     by_synonym = [command for command, names in _COMMANDS.items() if name in names.split()]
     return next(iter([*by_synonym, *get_close_matches(name, commands, n=1)]), None)
 
 
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
     """Return what follows the name of an unknown option: what was probably meant."""
-    name = option.strip("-").replace("_", "-").casefold()
+    name = _plain(option)
+    last = name.rpartition(".")[2]
+    by_last: dict[str, list[str]] = {}
+    for each in known:
+        by_last.setdefault(_plain(each).rpartition(".")[2], []).append(each)
     places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]
-    last = _last_part(name)
-    for meaning in (last.replace("-", "_"), *_MEANINGS.get(last, ())):
+    for meaning in (last, *_MEANINGS.get(last, ())):
         if meaning == PLACE and places:
             return f" (give {places[0]} alone: {parser.prog} {places[0]})"
-        found = [each for each in known if _last_part(each) == meaning.replace("_", "-")]
-        if found:
+        if found := by_last.get(_plain(meaning)):
             return f" (did you mean {' or '.join(found[:3])}?)"
-    if last in _MEANINGS or any(last.replace("-", "_") in meanings for meanings in _SYNONYMS):
+    if last in _MEANINGS or any(last in map(_plain, meanings) for meanings in _SYNONYMS):
         return ""  # its meaning is known, and this command has no such option
-    by_name = {each.strip("-").replace("_", "-"): each for each in known}
-    near = get_close_matches(name, by_name, n=1, cutoff=0.7)
-    if near:
+    by_name = {_plain(each): each for each in known}
+    if near := get_close_matches(name, by_name, n=1, cutoff=0.7):
         return f" (did you mean {by_name[near[0]]}?)"
-    by_last = {_last_part(each): each for each in known}
     near = get_close_matches(last, by_last, n=1, cutoff=0.75)
-    return f" (did you mean {by_last[near[0]]}?)" if near else ""
+    return f" (did you mean {by_last[near[0]][-1]}?)" if near else ""
 
 
-def _last_part(option: str) -> str:
-    return option.strip("-").replace("_", "-").rpartition(".")[2]
+def _plain(option: str) -> str:
+    return option.strip("-").replace("_", "-").casefold()
