@@ -1,20 +1,21 @@
-"""Checkpoints of a run: the model folder and everything else that a resumed run needs."""
+"""Checkpoints of a run: the model folder, its card, and all else that a resumed run needs."""
 
 from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
+from captioner.config import Config, data_sources, to_yaml
 from captioner.errors import CheckpointError, error_summary
-from captioner.training.model_card import model_card
+from captioner.training.validation import validation_decoding
 
 if TYPE_CHECKING:
     from captioner.training.trainer import Trainer
@@ -24,15 +25,18 @@ COUNTERS = tuple("epoch batch step best bad_epochs lr_drops figures last_validat
 
 # Packages whose versions a model card records.
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
+# What model hubs read; the licence is for the owner of the data to add.
+FRONT_MATTER = (
+    "---",
+    "library_name: captioner",
+    "pipeline_tag: image-to-text",
+    "tags: [image-captioning, attention, show-attend-and-tell]",
+    "---",
+)
 
 
 def save_checkpoint(trainer: Trainer, folder: Path, *, with_state: bool) -> None:
     """Write the evaluated model as a model folder, with the training state if asked for.
-
-    Args:
-        trainer: State of the run.
-        folder: The folder to write.
-        with_state: Also write what a resumed run needs.
 
     Raises:
         CheckpointError: The disk cannot hold it.
@@ -57,18 +61,13 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
         "data": trainer.setup.data_digests,
         "task": trainer.task.training_state(),
     }
-    if trainer.averaged:  # the model file holds the averaged weights
-        state["raw"] = _raw_weights(trainer)
+    if trainer.averaged:  # the model file holds the averaged weights, and frozen stages are alike
+        state["raw"] = {
+            name: value
+            for name, value in trainer.model.state_dict().items()
+            if not name.startswith("encoder.backbone.") or trainer.config.encoder.trainable_from
+        }
     return state
-
-
-def _raw_weights(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the weights that are averaged, as they are, with the buffers of their modules."""
-    return {
-        name: value
-        for name, value in trainer.model.state_dict().items()
-        if not name.startswith("encoder.backbone.") or trainer.config.encoder.trainable_from
-    }
 
 
 def restore_checkpoint(trainer: Trainer, folder: Path) -> None:
@@ -117,3 +116,49 @@ def made_with() -> dict[str, str]:
         **{package: version(package) for package in PACKAGES},
         "threads": str(torch.get_num_threads()),
     }
+
+
+def model_card(
+    config: Config,
+    figures: dict[str, Any],
+    origin: Mapping[str, str] | None = None,
+) -> str:
+    """Return the card: what the model was trained on and how, and its validation figures.
+
+    Args:
+        config: The recipe.
+        figures: Figures of the best validation; empty before the first.
+        origin: Facts by name: versions, threads, revision, and hashes of the data.
+    """
+    lines = [
+        *FRONT_MATTER,
+        "# A captioner model",
+        "",
+        f"{config.attention.select} attention over {config.encoder.backbone}, trained on "
+        f"{_splits(config, 'train_split')}.",
+        "",
+        "## Figures",
+        "",
+    ]
+    if figures:
+        lines += [
+            f"On {_splits(config, 'val_split')}, epoch {figures['epoch']}, beam "
+            f"{validation_decoding(config).beam_size}, scored with the Python tokenizer "
+            "(`captioner evaluate` gives the figures to publish):",
+            "",
+            "| metric | value |",
+            "| --- | --- |",
+            *(f"| {name} | {value:.4f} |" for name, value in figures.items() if name != "epoch"),
+        ]
+    else:
+        lines.append("Not validated yet.")
+    if origin:
+        lines += ["", "## Made with", "", "| | |", "| --- | --- |"]
+        lines += [f"| {name} | {value} |" for name, value in origin.items()]
+    return "\n".join([*lines, "", "## Recipe", "", "```yaml", to_yaml(config).rstrip(), "```", ""])
+
+
+def _splits(config: Config, key: str) -> str:
+    """Name the splits of all sources: `key` is `train_split` or `val_split`."""
+    splits = ((getattr(source, key), source.name) for source in data_sources(config.data))
+    return " and ".join(f"split {split} of {name}" for split, name in splits if split is not None)

@@ -132,21 +132,20 @@ def holds_a_run(run: Path) -> bool:
 
 def _whole_checkpoint(run: Path) -> Path:
     """Return the newest checkpoint of a run that is whole: `last`, else `previous`."""
-    last, previous = (run / name for name in CHECKPOINTS)
-    try:
-        verify(last, needs_state=True)
-        return last
-    except CheckpointError as error:
-        damage = str(error)
-    try:
-        verify(previous, needs_state=True)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{run}: neither last nor previous can be resumed from ({damage}; {error})"
-        ) from None
-    shutil.rmtree(last, ignore_errors=True)  # or the next checkpoint would make it `previous`
-    logger.warning(f"{damage}; going on from {previous}, some steps earlier")
-    return previous
+    damages: list[str] = []
+    for folder in (run / name for name in CHECKPOINTS):
+        try:
+            verify(folder, needs_state=True)
+        except CheckpointError as error:
+            damages.append(str(error))
+            continue
+        if damages:
+            shutil.rmtree(run / "last", ignore_errors=True)  # or it would become `previous`
+            logger.warning(f"{damages[0]}; going on from {folder}, some steps earlier")
+        return folder
+    raise CheckpointError(
+        f"{run}: neither last nor previous can be resumed from ({'; '.join(damages)})"
+    )
 
 
 def _is_complete(run: Path, checkpoint: Path, config: Config) -> bool:
@@ -235,13 +234,14 @@ def _checked_settings(run: Path, config: Config) -> Config:
     """
     if not holds_a_run(run):
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out")
+    path = run / "config.yaml"
     try:
-        text = (run / "config.yaml").read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
         before = from_yaml(Config, text)
     except (OSError, ConfigError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{run / 'config.yaml'}: cannot be read ({error_summary(error)}); write the recipe "
-            "that the run began with there again"
+            f"{path}: cannot be read ({error_summary(error)}); write the recipe that the run began "
+            "with there again"
         ) from None
     if "\n  reward: " not in text:
         before, config = (
@@ -251,7 +251,7 @@ def _checked_settings(run: Path, config: Config) -> Config:
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)}: not the same as when {run} began; resume with its own settings "
-            f"(--config {run / 'config.yaml'}), or start another run"
+            f"(--config {path}), or start another run"
         )
     if changed:
         logger.info(f"{', '.join(changed)}: changed since {run} began")
@@ -261,26 +261,23 @@ def _checked_settings(run: Path, config: Config) -> Config:
 def changed_settings(old: Config, new: Config) -> tuple[list[str], list[str]]:
     """Return the settings that differ between a run and the recipe to resume it with.
 
+    Where the cache and the sources of the data lie is no difference.
+
     Returns:
         Keys that cannot change, because data and model would be others; and keys that can, but may
         make it another run than one that was never interrupted.
     """
-    old, new = _without_places(old), _without_places(new)
-    differing = [
-        f"{section}.{key}"
-        for section in vars(new)
-        for key, value in vars(getattr(new, section)).items()
-        if value != getattr(getattr(old, section), key) and f"{section}.{key}" not in MAY_CHANGE
-    ]
+
+    def settings(config: Config) -> dict[str, Any]:
+        data = replace(config.data, cache=None if config.data.cache is None else "")
+        if data.sources is not None:
+            sources = data_sources(config.data)  # with their names, which --data.root adds
+            nowhere = {key: getattr(SourceConfig, key) for key in HOW_READ}
+            data = replace(data, sources=tuple(replace(s, **nowhere) for s in sources))
+        sections = vars(replace(config, data=data)).items()
+        return {f"{name}.{key}": v for name, keys in sections for key, v in vars(keys).items()}
+
+    before, after = settings(old), settings(new)
+    differing = [key for key in after if before[key] != after[key] and key not in MAY_CHANGE]
     fixed = [key for key in differing if {key, key.split(".")[0]} & FIXED]
     return fixed, [key for key in differing if key not in fixed]
-
-
-def _without_places(config: Config) -> Config:
-    """Return the settings without where the cache and the sources of the data lie."""
-    data = replace(config.data, cache=None if config.data.cache is None else "")
-    if data.sources is not None:
-        sources = data_sources(config.data)  # with their names, which --data.root adds
-        nowhere = {key: getattr(SourceConfig, key) for key in HOW_READ}
-        data = replace(data, sources=tuple(replace(s, **nowhere) for s in sources))
-    return replace(config, data=data)

@@ -3,77 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
-from captioner.log import logger
+from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
+from captioner.runtime.cores import available_cores
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
-from captioner.runtime.distributed import (
-    from_first_process,
-    parallel,
-    world_size,
-)
+from captioner.runtime.distributed import from_first_process, parallel, rank, world_size
 from captioner.runtime.draws import seed_of
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.checkpointing import save_checkpoint
+from captioner.training.interrupts import DeferredInterrupts
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
-from captioner.training.step import StepOutput, TrainingLoop, training_step
+from captioner.training.step import (
+    StepOutput,
+    learning_rate_factor,
+    step_metrics,
+    training_step,
+    with_counts,
+)
 from captioner.training.validation import Validation, validate, validation_decoding
 
+MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 
-class Trainer(TrainingLoop):
+
+class Trainer:
     """A run; `save` writes all that `restore_checkpoint` needs to go on with it.
 
     Attributes:
+        epoch, batch, step: The next ones; `step` counts the optimizer's.
+        skipped_steps: Steps in a row whose gradient was not finite.
+        lr_drops: How often the plateau schedule has lowered the learning rate.
         best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
             epochs since.
         last_validation: Its log entry, which a crash may have kept from the log.
     """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
-        self.run = run
-        config, task, optim = setup.config, setup.task, setup.config.optim
-        kind = step_kind(config, device, world_size())
-        optimizer = build_optimizer(task, optim, on_device=kind != "off")
-        averaged = AveragedModel(task.model, optim.ema_decay) if optim.ema_decay else None
-        options: dict[str, Any] = {
-            "optimizer": optimizer,
-            "clip_norm": optim.clip_norm,
-            "autocast": autocast(device, config.train.precision),
-            "device": device,
-        }
+        self.setup, self.run, self.device = setup, run, device
+        self.config, self.task, self.model = setup.config, setup.task, setup.task.model
+        self.rank, self.processes = rank(), world_size()
+        self.interrupts = DeferredInterrupts()
+        optim = self.config.optim
+        kind = step_kind(self.config, device, self.processes)
+        self.optimizer = build_optimizer(self.task, optim, on_device=kind != "off")
+        self.averaged = AveragedModel(self.model, optim.ema_decay) if optim.ema_decay else None
         if device.type == "cuda":  # TF32 for what is computed in float32
             torch.set_float32_matmul_precision("high")
-        take_step: Callable[..., StepOutput]
+        options: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "clip_norm": optim.clip_norm,
+            "autocast": autocast(device, self.config.train.precision),
+            "device": device,
+        }
+        self.take_step: Callable[..., StepOutput]
         if kind == "off":
-            ddp = parallel(task, compress=optim.compress_gradients)
-            take_step = partial(training_step, ddp, **options)
+            ddp = parallel(self.task, compress=optim.compress_gradients)
+            self.take_step = partial(training_step, ddp, **options)
         else:
-            take_step = FixedShapeStep(
-                task,
+            self.take_step = FixedShapeStep(
+                self.task,
                 **options,
                 kind=kind,
-                captions=config.data.batch_size,
+                captions=self.config.data.batch_size,
                 longest=int(setup.dataset.captions.lengths.max()),
                 compress=optim.compress_gradients,
             )
-        super().__init__(setup, device, optimizer, averaged, take_step)
+        self.epoch = self.batch = self.step = self.lr_drops = self.bad_epochs = 0
+        self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
-        self.bad_epochs = 0
         self.figures: dict[str, Any] = {}
         self.last_validation: dict[str, Any] = {}
         self.warned: set[str] = set()  # signs of collapse that were reported
+        self.unreadable: set[str] = set()  # images that were reported
 
     @property
     def evaluated_model(self) -> CaptionModel:
@@ -92,48 +108,39 @@ class Trainer(TrainingLoop):
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        first = self.rank == 0
+        first, settings = self.rank == 0, self.config.train
         writing = closing(RunLog(self.run, resume_step=self.step)) if first else nullcontext()
+        before: float | None = None
         with writing as log, self.interrupts:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
-            start = None
             if validate_start and self.step == 0:
-                start = self._validate_start()
-            while not self.is_finished():
+                devices = [self.device] if self.device.type == "cuda" else []
+                with torch.random.fork_rng(devices=devices):
+                    before = self._validate().figures.get("CIDEr")
+                if before is not None and first:
+                    count = len(self.setup.validation)
+                    logger.info(f"before: CIDEr {before:.3f} on {count} photos")
+            while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self._out_of_patience() and first:
             logger.info(
-                f"stopped: {self.bad_epochs} epochs without a better {self.config.train.metric} "
+                f"stopped: {self.bad_epochs} epochs without a better {settings.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
-
         after = self.figures.get("CIDEr")
-        if first and start is not None and after is not None:
+        if first and before is not None and after is not None:
             logger.info(
-                f"CIDEr {start:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
+                f"CIDEr {before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
             )
 
-    def _validate_start(self) -> float | None:
-        """Return the CIDEr of the model as it begins; random numbers stay as they were."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            score = self._validate().figures.get("CIDEr")
-        if score is not None and self.rank == 0:
-            logger.info(f"before: CIDEr {score:.3f} on {len(self.setup.validation)} photos")
-        return score
-
-    def is_finished(self) -> bool:
-        return self.epoch >= self.config.train.epochs or self._out_of_patience()
-
     def _out_of_patience(self) -> bool:
-        patience = self.config.train.patience
-        return bool(patience) and self.bad_epochs >= patience
+        return 0 < self.config.train.patience <= self.bad_epochs
 
     def _fit_epoch(self, log: RunLog | None) -> None:
         """Train, validate and save one epoch; after an interrupt, save what can be resumed."""
         try:
-            self.train_epoch(log)
+            self._train_epoch(log)
             if not from_first_process(lambda: (self.run / "last").exists()):
                 self.save()  # a kill between `best` and the first `last` would leave no way on
             validation = self._validate()
@@ -152,14 +159,102 @@ class Trainer(TrainingLoop):
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
                 samples = self.config.train.samples
-                self.report_unreadable(log_samples(log, self.setup, validation, self.step, samples))
+                self._report(log_samples(log, self.setup, validation, self.step, samples))
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:
-            self.report_unreadable(validation.unreadable)
+            self._report(validation.unreadable)
             log.write_validation(self.last_validation)
             print_validation(self.epoch, self.step, validation, self.config, self.warned)
         self.interrupts.release()
+
+    def _train_epoch(self, log: RunLog | None) -> None:
+        """Take the steps of this epoch that are not done yet."""
+        config, setup, optim = self.config, self.setup, self.config.optim
+        num_batches = len(setup.batches.epoch(self.epoch))
+        steps = math.ceil(num_batches / optim.accumulate) * config.train.epochs
+        loader = load_batches(
+            setup.dataset,
+            setup.batches,
+            self.epoch,
+            first=self.batch,
+            share=(self.rank, self.processes),
+            workers=min(config.data.workers, available_cores()),
+            pin_memory=self.device.type == "cuda",
+        )
+        bar = progress_bar(
+            desc=f"epoch {self.epoch + 1}/{config.train.epochs}",
+            total=num_batches,
+            initial=self.batch,
+            unit="batch",
+            disable=self.rank > 0,
+        )
+        self.task.train()
+        first_step = saved_step = self.step
+        started, data_wait_s = time.perf_counter(), 0.0
+        self.interrupts.deferred = True  # also while batches are fetched, or workers would die
+        with bar:
+            while True:
+                asked = time.perf_counter()
+                try:
+                    batches = list(islice(loader, optim.accumulate))
+                except CaptionerError:
+                    self.interrupts.deferred = False
+                    raise
+                if not batches:
+                    break
+                data_wait_s += time.perf_counter() - asked
+                for batch in batches:
+                    if batch.unreadable:
+                        self._report(batch.unreadable)
+                output = None
+                if nonempty := with_counts(batches, self.interrupts, self.processes):
+                    factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
+                    output = self.take_step(nonempty, learning_rate_factor=factor)
+                    skipped = self.skipped_steps + 1
+                    self.skipped_steps = torch.where(output.updated, 0, skipped)
+                if self.averaged:
+                    self.averaged.update(self.model, self.step)
+                self.batch += len(batches)
+                self.step += 1
+                bar.update(len(batches))
+                # the first step of a run too, or a short one would show no loss
+                if output and (self.step == 1 or self.step % config.train.log_every == 0):
+                    if self.skipped_steps:
+                        self._report_skipped()
+                    elapsed = time.perf_counter() - started
+                    metrics = step_metrics(output, self.optimizer, self.processes)
+                    metrics["step_s"] = elapsed / (self.step - first_step)
+                    metrics["data_wait"] = data_wait_s / elapsed
+                    bar.set_postfix(loss=f"{metrics['total']:.3f}")
+                    if log is not None:
+                        log.write("train", self.step, {"epoch": self.epoch, **metrics})
+                every = config.train.checkpoint_every
+                if every and self.step - saved_step >= every and self.batch < num_batches:
+                    self.save()
+                    saved_step = self.step
+        self.interrupts.release()
+
+    def _report_skipped(self) -> None:
+        """Report steps that were skipped, and end the run after many in a row."""
+        skipped = int(self.skipped_steps)
+        if self.rank == 0:
+            logger.warning(
+                f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
+                "were skipped"
+            )
+        if skipped >= MAX_SKIPPED_STEPS:
+            raise CaptionerError(
+                f"the gradient was not finite in {skipped} steps in a row; lower optim.lr or set "
+                "optim.clip_norm, and start from an earlier model"
+            )
+
+    def _report(self, unreadable: Iterable[tuple[str, str]]) -> None:
+        """Name images that were left out, each once, with the reason."""
+        for path, reason in unreadable:
+            if path not in self.unreadable:
+                self.unreadable.add(path)
+                logger.warning(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
 
     def _validate(self) -> Validation:
         """Validate the evaluated model, by random numbers that depend on the epoch."""
@@ -184,15 +279,13 @@ class Trainer(TrainingLoop):
         if metric > self.best:
             self.best, self.bad_epochs = metric, 0
             self.figures = {"epoch": self.epoch, **validation.figures}
-            self._write("best", with_state=False)
+            self.save("best")
             return
         self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
             self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
-    def save(self) -> None:
-        """Write the `last` folder, with all that a resumed run needs."""
-        self._write("last", with_state=True)
-
-    def _write(self, name: str, *, with_state: bool) -> None:
+    def save(self, name: str = "last") -> None:
+        """Write a model folder; `last` also holds all that a resumed run needs."""
+        with_state = name == "last"
         from_first_process(lambda: save_checkpoint(self, self.run / name, with_state=with_state))

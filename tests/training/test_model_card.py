@@ -8,7 +8,7 @@ import tiny
 import yaml
 
 from captioner.config import Config, from_yaml
-from captioner.training.model_card import model_card
+from captioner.training.checkpointing import model_card
 
 CONFIG = tiny.recipe(Path("photos"), Path("run"))
 SOURCES = """

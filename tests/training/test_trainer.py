@@ -21,8 +21,7 @@ from captioner.training import cross_entropy, train
 from captioner.training.run import changed_settings
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
-from captioner.training.step import MAX_SKIPPED_STEPS
-from captioner.training.trainer import Trainer
+from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
 
 
 @pytest.fixture(scope="session")
