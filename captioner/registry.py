@@ -94,11 +94,11 @@ DECODERS = Registry(
 DATA_FORMATS = Registry(
     "data.format",
     {
-        "flickr8k": "captioner.data.formats.flickr8k:Flickr8k",
-        "flickr30k": "captioner.data.formats.flickr30k:Flickr30k",
+        "flickr8k": "captioner.data.formats.flickr:Flickr8k",
+        "flickr30k": "captioner.data.formats.flickr:Flickr30k",
         "karpathy": "captioner.data.formats.karpathy:Karpathy",
         "coco": "captioner.data.formats.coco:Coco",
-        "imagefolder": "captioner.data.formats.imagefolder:ImageFolder",
+        "imagefolder": "captioner.data.formats.table:ImageFolder",
         "table": "captioner.data.formats.table:Table",
         "sidecars": "captioner.data.formats.sidecars:Sidecars",
         "webdataset": "captioner.data.formats.webdataset:WebDataset",

@@ -1,7 +1,4 @@
-"""Checks of captions before anything is learned from them.
-
-`captioner check-data` and training call `caption_findings`: the same checks with the same limits.
-"""
+"""Checks of captions before anything is learned from them, in `check-data` and in training."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from captioner.data.tokenizer import Tokenizer
@@ -29,25 +25,25 @@ _TOKEN = (
     rf"(?!{_HTML_TAG})<\|?[^<>|\s]{{1,20}}\|?>|\[/?[A-Za-z_]{{1,12}}\]"
     r"|#+[A-Za-z]{2,12}#+|\b(?:startseq|endseq|startofseq|endofseq|start|end|sos|eos|bos)\b"
 )
-_FIRST = re.compile(rf"(?:{_TOKEN}|[A-Za-z][A-Za-z ]{{0,20}}:)(?=\s|\w|$)", re.IGNORECASE)
+_FIRST = re.compile(rf"^(?:{_TOKEN}|[A-Za-z][A-Za-z ]{{0,20}}:)(?=\s|\w|$)", re.IGNORECASE)
 _LAST = re.compile(rf"(?:{_TOKEN})$", re.IGNORECASE)
-_NOTHING = frozenset(("nan", "null", "none", "n/a", "<na>", "na", "undefined", "[]"))
+_NOTHING = frozenset(("nan", "null", "none", "n/a", "<na>", "na", "undefined"))
 _HTML = re.compile(rf"&(?:#\d+|#x[0-9a-f]+|[a-z]{{2,8}});|{_HTML_TAG}", re.IGNORECASE)
 
 
 def has_words(text: str) -> bool:
-    """Return whether a caption has a letter or digit of any script."""
+    """Return whether a text has a letter or digit of any script."""
     return any(map(str.isalnum, text))
 
 
-def stands_for_nothing(text: str) -> bool:
-    """Return whether a caption is what programs write for a missing one, such as nan."""
-    return text.strip().lower() in _NOTHING
+def is_caption(text: str) -> bool:
+    """Return whether a text has words, and is not what programs write for none, such as nan."""
+    return has_words(text) and text.strip().lower() not in _NOTHING
 
 
 @dataclass(frozen=True)
 class Markers:
-    """Texts with which nearly all captions of a data set begin or end.
+    """Texts, in lower case, with which nearly all captions of a data set begin or end.
 
     A model would learn to write them.
     """
@@ -59,12 +55,20 @@ class Markers:
     def of(cls, captions: Iterable[str]) -> Markers:
         """Find the markers of all captions of a data set."""
         texts = [text.strip() for text in captions]
-        first, texts = _common(texts, _FIRST.match, lambda t, marker: t[len(marker) :].strip())
-        last, _ = _common(texts, _LAST.search, lambda t, marker: t[: -len(marker)].strip())
+        first, texts = _common(texts, _FIRST)
+        last, _ = _common(texts, _LAST)
         return cls(tuple(first), tuple(last))
 
     def __bool__(self) -> bool:
         return bool(self.first or self.last)
+
+    def __str__(self) -> str:
+        ends = [
+            f"{verb} with {listed([repr(marker) for marker in found])}"
+            for verb, found in (("begin", self.first), ("end", self.last[::-1]))
+            if found
+        ]
+        return " and ".join(ends)
 
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""
@@ -77,22 +81,21 @@ class Markers:
         return text
 
 
-def _common(
-    texts: list[str],
-    find: Callable[[str], re.Match[str] | None],
-    strip: Callable[[str, str], str],
-) -> tuple[list[str], list[str]]:
-    """Return the markers, in lower case, at one end of nearly all texts; and the texts without."""
+def _common(texts: list[str], pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
+    """Return the markers at one end of nearly all texts, and the texts without them."""
     markers: list[str] = []
     while len(markers) < _MOST_MARKERS:
-        found = Counter(m[0].lower() for text in islice(texts, _SAMPLED) if (m := find(text)))
-        if not found:
+        counts = Counter(m[0].lower() for text in texts[:_SAMPLED] if (m := pattern.search(text)))
+        if not counts:
             break
-        marker = found.most_common(1)[0][0]
-        marked = [(m := find(text)) is not None and m[0].lower() == marker for text in texts]
-        if len(texts) < 2 or sum(marked) < MARKED * len(texts):
+        ((marker, _),) = counts.most_common(1)
+        found = [m if (m := pattern.search(t)) and m[0].lower() == marker else None for t in texts]
+        if len(texts) < 2 or len(texts) - found.count(None) < MARKED * len(texts):
             break
-        texts = [strip(t, marker) if has else t for t, has in zip(texts, marked, strict=True)]
+        texts = [
+            (text[: match.start()] + text[match.end() :]).strip() if match else text
+            for text, match in zip(texts, found, strict=True)
+        ]
         markers.append(marker)
     return markers, texts
 
@@ -104,23 +107,32 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
         max_words: Words after which training cuts a caption; None cuts none.
     """
     pairs = [(image, text) for image in split.images for text in image.captions]
-    texts = [text for _, text in pairs]
+
+    def count(applies: Callable[[str], bool], what: str) -> str | None:
+        matching = [(image, text) for image, text in pairs if applies(text)]
+        if not matching:
+            return None
+        image, text = matching[0]
+        return f"{len(matching)} of {len(pairs)} captions {what}, as {text[:60]!r} of {image.path}"
+
     found = [
-        _markers(split.markers),
+        split.markers
+        and f"nearly all captions {split.markers}, which a model would learn to write; "
+        "--strip-markers (data.strip_markers true) removes this",
         same_caption(split.images),
-        tokenizer.warning(texts),
-        _kind(pairs, lambda text: bool(_HTML.search(text)), "have HTML in them"),
+        tokenizer.warning([text for _, text in pairs]),
+        count(lambda text: bool(_HTML.search(text)), "have HTML in them"),
     ]
     if max_words is not None and not tokenizer.is_learned:
-        long = _kind(
-            pairs,
+        long = count(
             # a character is a word at most, and counting characters is quicker
             lambda text: len(text) > max_words and len(tokenizer.split(text)) > max_words,
             f"have more than {max_words} words",
         )
         found.append(long and f"{long}; training cuts them there (data.max_words)")
-    alike = [i for i in split.images if len(i.captions) > 1 and len(set(i.captions)) == 1]
-    twice = [i for i in split.images if len(set(i.captions)) < len(i.captions) and i not in alike]
+    repeated = [image for image in split.images if len(set(image.captions)) < len(image.captions)]
+    alike = [image for image in repeated if len(set(image.captions)) == 1]
+    twice = [image for image in repeated if len(set(image.captions)) > 1]
     if alike:
         found.append(
             f"the captions of each of {len(alike)} photos are all alike, as those of "
@@ -131,32 +143,7 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
             f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
             "counts double"
         )
-    return [sentence for sentence in found if sentence]
-
-
-def _markers(markers: Markers | None) -> str | None:
-    if not markers:
-        return None
-    ends = [
-        f"{verb} with {listed([repr(m) for m in found])}"
-        for verb, found in (("begin", markers.first), ("end", markers.last[::-1]))
-        if found
-    ]
-    return (
-        f"nearly all captions {' and '.join(ends)}, which a model would learn to write; "
-        "--strip-markers (data.strip_markers true) removes this"
-    )
-
-
-def _kind(
-    pairs: Sequence[tuple[CaptionedImage, str]], applies: Callable[[str], bool], what: str
-) -> str | None:
-    """Return how many captions are of a kind, with the first of them."""
-    matching = [(image, text) for image, text in pairs if applies(text)]
-    if not matching:
-        return None
-    image, text = matching[0]
-    return f"{len(matching)} of {len(pairs)} captions {what}, as {text[:60]!r} of {image.path}"
+    return [str(sentence) for sentence in found if sentence]
 
 
 def same_caption(images: Sequence[CaptionedImage]) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from captioner.data.caption_checks import Markers, has_words, stands_for_nothing
+from captioner.data.caption_checks import Markers
 from captioner.data.tars import ImagePath
 from captioner.errors import listed
 
@@ -35,8 +35,7 @@ class Split:
         images: Images on disk that have captions.
         missing: Files that are not on disk.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
-        wordless: Captions that were left out, because there is no letter or digit in them, or
-            because they stand for none (nan, null), each with its image.
+        wordless: Texts that are no captions (`is_caption`), each with its image.
         problems: Sentences about what the data set's files hold and cannot be used.
         markers: Markers that nearly all captions begin or end with.
     """
@@ -49,18 +48,18 @@ class Split:
     markers: Markers | None = field(default=None, compare=False)
 
     def left_out(self, name: str) -> list[str]:
-        """Say what of the split `name` is of no use, one sentence a kind."""
+        """Return a sentence for each kind of thing in the split `name` that is of no use."""
         sentences = [*self.problems]
-        if self.missing:
-            count = len(self.missing) + len(self.images) + len(self.uncaptioned)
+        missing, uncaptioned = self.missing, [image.path for image in self.uncaptioned]
+        if missing:
+            count = len(missing) + len(uncaptioned) + len(self.images)
             sentences.append(
-                f"{name}: {len(self.missing)} of {count} photos are missing: {listed(self.missing)}"
+                f"{name}: {len(missing)} of {count} photos are missing: {listed(missing)}"
             )
-        if self.uncaptioned:
-            paths = [image.path for image in self.uncaptioned]
+        if uncaptioned:
             sentences.append(
-                f"{name}: {len(paths)} photos have no caption, so nothing is learned from them, "
-                f"and they are not scored: {listed(paths)}"
+                f"{name}: {len(uncaptioned)} photos have no caption, so nothing is learned from "
+                f"them, and they are not scored: {listed(uncaptioned)}"
             )
         if self.wordless:
             path, text = self.wordless[0]
@@ -69,19 +68,3 @@ class Split:
                 f"the first is {text!r} of {path}"
             )
         return sentences
-
-
-def with_words(
-    images: Iterable[CaptionedImage],
-) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
-    """Return the images without the captions that have no words, and those captions.
-
-    Captions without words, as references, would only lower the scores.
-    """
-    kept: list[CaptionedImage] = []
-    left_out: list[tuple[ImagePath, str]] = []
-    for image in images:
-        usable = tuple(t for t in image.captions if has_words(t) and not stands_for_nothing(t))
-        left_out += [(image.path, text) for text in image.captions if text not in usable]
-        kept.append(replace(image, captions=usable))
-    return kept, left_out

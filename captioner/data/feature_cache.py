@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from captioner.data.tars import ImagePath, TarMember, file_facts
+from captioner.data.tars import ImagePath, TarMember
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
@@ -142,12 +143,13 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
             settings["augmentation"], seed = "None", 0
         digest = hashlib.sha256(json.dumps([fingerprint, settings, self.views, seed]).encode())
         for path in self.paths:
-            try:
-                size, changed = file_facts(path)
-            except OSError:  # vanished: unreadable, as `open_image` will report
-                size = changed = -1
-            name = os.fsencode(str(path) if isinstance(path, TarMember) else os.path.realpath(path))
-            digest.update(name + f"\0{size}\0{changed}\n".encode())
+            if isinstance(path, TarMember):
+                name, size, changed = str(path), path.size, path.changed
+            else:
+                name, size, changed = os.path.realpath(path), -1, -1
+                with contextlib.suppress(OSError):  # vanished: `open_image` will report it
+                    size, changed = path.stat().st_size, path.stat().st_mtime_ns
+            digest.update(os.fsencode(name) + f"\0{size}\0{changed}\n".encode())
         return digest.hexdigest()
 
 

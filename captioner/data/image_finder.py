@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -27,70 +27,69 @@ class FolderTree:
         self.root = root
 
     @cached_property
-    def files(self) -> list[Path]:
-        return list(self._walk())
-
-    @cached_property
-    def images(self) -> list[Path]:
-        return [path for path in self.files if path.suffix.lower() in SUFFIXES]
-
-    @cached_property
-    def others(self) -> list[Path]:
-        """The files that are not images, those in the root first."""
-        found = [path for path in self.files if path.suffix.lower() not in SUFFIXES]
-        return sorted(found, key=lambda path: (len(path.parts), path))
-
-    def _walk(self) -> Iterator[Path]:
+    def _files(self) -> list[Path]:
+        found: list[Path] = []
         top = len(self.root.parts)
         for folder, folders, names in os.walk(self.root, followlinks=True):
             place = Path(folder)
             deep = len(place.parts) - top >= MAX_DEPTH
             folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
-            yield from (place / name for name in sorted(names) if not name.startswith("."))
+            found += [place / name for name in sorted(names) if not name.startswith(".")]
+        return found
+
+    @cached_property
+    def images(self) -> list[Path]:
+        return [path for path in self._files if path.suffix.lower() in SUFFIXES]
+
+    @cached_property
+    def others(self) -> list[Path]:
+        """The files that are not images, those in the root first."""
+        found = [path for path in self._files if path.suffix.lower() not in SUFFIXES]
+        return sorted(found, key=lambda path: (len(path.parts), path))
 
 
 class ImageFinder:
     """Finds images by the names that a data set gives them.
 
     A name is a path from one of `folders` in most data sets. Where no file lies there, the images
-    below `root` are compared with the name: without its folders, in other case, with another
+    below the root are compared with the name: without its folders, in other case, with another
     suffix or none, and a COCO image by its number, whatever the year in its name.
 
     Args:
         folders: Where names begin, the usual place first.
         tree: Files below the root.
+
+    Attributes:
+        elsewhere: Number of images by folder that were found by comparison.
     """
 
     def __init__(self, folders: Sequence[Path], tree: FolderTree) -> None:
         self.folders = folders
         self.tree = tree
-        self._listed: dict[str, frozenset[str]] = {}  # names by folder
-        self.elsewhere: Counter[str] = Counter()  # images by folder that were found by comparison
+        self.elsewhere: Counter[str] = Counter()
+        self._names: dict[str, frozenset[str]] = {}  # of files, by folder
 
     def find(self, names: Sequence[str]) -> list[Path | None]:
         """Return the file of each name, None where there is none; no file twice by comparison."""
-        found = [self._exact(name) for name in names]
-        if None not in found:
-            return found
+        places = ((folder / name for folder in self.folders) for name in names)
+        found = [next(filter(self._exists, paths), None) for paths in places]
         taken = set(found)
-        similar = [
-            self._similar(name, taken) if path is None else None
-            for name, path in zip(names, found, strict=True)
-        ]
-        count = Counter(similar)
-        for index, path in enumerate(similar):
+        similar = {
+            index: self._similar(name, taken)
+            for index, (name, path) in enumerate(zip(names, found, strict=True))
+            if path is None
+        }
+        count = Counter(similar.values())
+        for index, path in similar.items():
             if path is not None and count[path] == 1:
                 found[index] = path
-                self.elsewhere[_folder_name(path.parent, self.tree.root)] += 1
+                folder = os.path.relpath(path.parent, self.tree.root)
+                self.elsewhere["its folder" if folder == "." else f"{folder}/"] += 1
         return found
 
     def expected(self, name: str) -> Path:
         """Return where an image would lie that is not on disk."""
         return self.folders[0] / name
-
-    def _exact(self, name: str) -> Path | None:
-        paths = (folder / name for folder in self.folders)
-        return next(filter(self._exists, paths), None)
 
     def _exists(self, path: Path) -> bool:
         """Return whether a file exists; each folder is listed once.
@@ -98,32 +97,39 @@ class ImageFinder:
         A listing replaces a hundred thousand calls of stat, slow on network disks.
         """
         folder, name = os.path.split(path)
-        if folder not in self._listed:
+        if folder not in self._names:
             try:
-                self._listed[folder] = frozenset(os.listdir(folder or "."))
+                self._names[folder] = frozenset(os.listdir(folder or "."))
             except (OSError, ValueError):  # no such folder, or a zero byte in the name
-                self._listed[folder] = frozenset()
-        return name in self._listed[folder]
+                self._names[folder] = frozenset()
+        return name in self._names[folder]
 
     def _similar(self, name: str, taken: set[Path | None]) -> Path | None:
         """Return the image below the root that is likeliest meant; None where several could be."""
-        parts = plain_name(name).lower().split("/")
-        base, stem = parts[-1], posixpath.splitext(parts[-1])[0]
-        keys: list[str | int] = [base, stem]
-        if match := _COCO_NAME.fullmatch(stem):
-            keys.append(int(match[1]))
-        for key in keys:
+        *folders, base = plain_name(name).lower().split("/")
+
+        def rank(path: Path) -> tuple[int, int]:
+            """Most folders in common with the name come first, then the least deep."""
+            common = 0
+            for part, other in zip(reversed(path.parent.parts), reversed(folders), strict=False):
+                if part.lower() != other:
+                    break
+                common += 1
+            return -common, len(path.parts)
+
+        stem = posixpath.splitext(base)[0]
+        number = _COCO_NAME.fullmatch(stem)
+        for key in (base, stem, int(number[1]) if number else None):
             candidates = [path for path in self._index.get(key, ()) if path not in taken]
             if candidates:
-                ranked = sorted(candidates, key=lambda path: _rank(path, parts[:-1]))
-                first, *others = (_rank(path, parts[:-1]) for path in ranked[:2])
-                return None if first in others else ranked[0]
+                first = min(candidates, key=rank)
+                return first if sum(rank(p) == rank(first) for p in candidates) == 1 else None
         return None
 
     @cached_property
-    def _index(self) -> dict[str | int, list[Path]]:
+    def _index(self) -> dict[str | int | None, list[Path]]:
         """Images below the root by lower-case name, by its stem, and by COCO's number."""
-        index: dict[str | int, list[Path]] = {}
+        index: dict[str | int | None, list[Path]] = {}
         for path in self.tree.images:
             keys: list[str | int] = [path.name.lower(), path.stem.lower()]
             if (match := _COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
@@ -142,18 +148,3 @@ def plain_name(name: str) -> str:
     if is_url(name):
         return unquote(urlsplit(name).path).lstrip("/")
     return re.sub(r"^[A-Za-z]:", "", name.replace("\\", "/")).lstrip("/")
-
-
-def _rank(path: Path, folders: Sequence[str]) -> tuple[int, int]:
-    """Rank a candidate: most folders in common with the name first, then the least deep."""
-    common = 0
-    for mine, other in zip(reversed(path.parent.parts), reversed(folders), strict=False):
-        if mine.lower() != other:
-            break
-        common += 1
-    return -common, len(path.parts)
-
-
-def _folder_name(folder: Path, root: Path) -> str:
-    relative = os.path.relpath(folder, root)
-    return "its folder" if relative == "." else f"{relative}/"

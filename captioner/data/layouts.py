@@ -1,9 +1,6 @@
-"""Data sets as they lie on disk: recognising their layout and reading their splits.
+"""Data sets on disk: which layout they have, and their splits.
 
-`captioner.registry.DATA_FORMATS` lists the layouts. Each is a module in `captioner.data.formats`
-with a class that has two methods, `recognise` and `read` (see `Layout`). Everything that all
-layouts share is here: the names of splits, the photos that are held out where there are none,
-captions that are none, and where the images lie.
+`captioner.registry.DATA_FORMATS` lists the layouts, classes with the methods of `Layout`.
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from captioner.data.caption_checks import Markers
-from captioner.data.captioned import CaptionedImage, Split, with_words
+from captioner.data.caption_checks import Markers, is_caption
+from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.image_finder import FolderTree, ImageFinder
 from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
 from captioner.data.tars import ImagePath, TarMember
@@ -28,11 +25,10 @@ from captioner.storage import is_url
 
 AUTO = "auto"
 LAYOUTS_PAGE = "docs/data.md"  # the table of layouts
-_SPREADSHEET = "save a spreadsheet as CSV first"
-_ARCHIVE = "unpack an archive first"
-_HINTS = dict.fromkeys((".xlsx", ".xls", ".ods", ".numbers"), _SPREADSHEET) | dict.fromkeys(
-    (".zip", ".gz", ".tgz", ".7z", ".rar"), _ARCHIVE
-)
+_HINTS = {
+    ".xlsx .xls .ods .numbers": "save a spreadsheet as CSV first",
+    ".zip .gz .tgz .7z .rar": "unpack an archive first",
+}
 # Folders next to which the rest of a data set lies.
 _FOLDERS_OF_CAPTIONS = frozenset(("annotations", "captions", "caption_datasets", "flickr8k_text"))
 _FOLDERS_OF_IMAGES = frozenset(
@@ -186,20 +182,24 @@ class CaptionedData:
             raise DataError(f"{self.data.root} is empty: its files name no image")
         return annotations
 
+    @property
+    def _named(self) -> list[NamedImage]:
+        return self._annotations.images
+
     @cached_property
     def _finder(self) -> ImageFinder:
         return ImageFinder(self._annotations.folders, self.data.tree)
 
     @cached_property
     def _files(self) -> list[ImagePath | None]:
-        """The file of each image."""
-        names = [image.name for image in self._annotations.images]
+        """The file of each image; None where there is none."""
+        names = [image.name for image in self._named]
         found = iter(self._finder.find([name for name in names if isinstance(name, str)]))
         return [next(found) if isinstance(name, str) else name for name in names]
 
     @cached_property
     def _markers(self) -> Markers:
-        return Markers.of(text for image in self._annotations.images for text in image.captions)
+        return Markers.of(text for image in self._named for text in image.captions)
 
     def split(self, name: str) -> Split:
         """Return a split, or several joined with "+".
@@ -213,7 +213,7 @@ class CaptionedData:
         """
         chosen = self._indices(name)
         ids: dict[int | str, NamedImage] = {}
-        for image in (self._annotations.images[index] for index in chosen):
+        for image in (self._named[index] for index in chosen):
             other = ids.setdefault(image.image_id, image)
             if other.name != image.name:
                 raise DataError(
@@ -224,28 +224,27 @@ class CaptionedData:
 
     def everything(self) -> Split:
         """Return all images of all splits."""
-        return self._split(range(len(self._annotations.images)))
+        return self._split(range(len(self._named)))
 
     def captions(self, name: str) -> list[str]:
         """Return all captions of a split, also of images that are not on disk."""
-        images = self._annotations.images
-        return [text for index in self._indices(name) for text in images[index].captions]
+        return [text for index in self._indices(name) for text in self._named[index].captions]
 
     def references(self, name: str) -> list[CaptionedImage]:
         """Return the captioned images of a split, whether they are on disk or not."""
-        return [image for image in self._with_words(self._indices(name))[0] if image.captions]
+        return [i for index in self._indices(name) if (i := self._image(index)[0]).captions]
+
+    @cached_property
+    def split_names(self) -> list[str]:
+        """The splits, each once: train and training are one. Empty in a data set without splits."""
+        found: dict[str, str] = {}
+        for image in self._named:
+            found.setdefault(split_name(image.split), image.split)
+        return [name for name in found.values() if name]
 
     @property
     def has_splits(self) -> bool:
         return bool(self.split_names)
-
-    @cached_property
-    def split_names(self) -> list[str]:
-        """The splits, each once: train and training are one."""
-        found: dict[str, str] = {}
-        for image in self._annotations.images:
-            found.setdefault(split_name(image.split), image.split)
-        return [name for name in found.values() if name]
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
@@ -260,36 +259,32 @@ class CaptionedData:
         return f"{self.data.root}: {self.title}, {on_disk:,} photos{found}, {splits}"
 
     def _split(self, chosen: Sequence[int]) -> Split:
-        named, wordless = self._with_words(chosen)
-        present = [i for i, at in zip(named, chosen, strict=True) if self._files[at] is not None]
-        if not present:
-            raise DataError(self._none_on_disk([self._annotations.images[at] for at in chosen]))
-        return Split(
-            images=[image for image in present if image.captions],
-            missing=[i.path for i, at in zip(named, chosen, strict=True) if not self._files[at]],
-            uncaptioned=[image for image in present if not image.captions],
-            wordless=wordless,
-            problems=self._annotations.problems,
-            markers=None if self.data.strip_markers else self._markers,
-        )
+        markers = None if self.data.strip_markers else self._markers
+        split = Split([], [], problems=self._annotations.problems, markers=markers)
+        for index in chosen:
+            image, wordless = self._image(index)
+            split.wordless.extend(wordless)
+            if self._files[index] is None:
+                split.missing.append(image.path)
+            else:
+                (split.images if image.captions else split.uncaptioned).append(image)
+        if not split.images and not split.uncaptioned:
+            raise DataError(self._none_on_disk([str(self._named[index].name) for index in chosen]))
+        return split
 
-    def _with_words(
-        self, indices: Sequence[int]
-    ) -> tuple[list[CaptionedImage], list[tuple[ImagePath, str]]]:
-        images = self._annotations.images
-        return with_words(
-            CaptionedImage(
-                self._files[index] or self._finder.expected(str(images[index].name)),
-                tuple(map(self._caption, images[index].captions)),
-                images[index].image_id,
-            )
-            for index in indices
-        )
+    def _image(self, index: int) -> tuple[CaptionedImage, list[tuple[ImagePath, str]]]:
+        """Return an image with its captions, and what stands there and is no caption.
 
-    def _caption(self, text: str) -> str:
-        """Return a caption with single spaces, and without markers if they are to be removed."""
-        text = " ".join(text.split())
-        return self._markers.stripped(text) if self.data.strip_markers else text
+        Texts without words, as references, would only lower the scores.
+        """
+        named = self._named[index]
+        path = self._files[index] or self._finder.expected(str(named.name))
+        texts = [" ".join(text.split()) for text in named.captions]
+        if self.data.strip_markers:
+            texts = list(map(self._markers.stripped, texts))
+        captions = tuple(filter(is_caption, texts))
+        wordless = [(path, text) for text in texts if not is_caption(text)]
+        return CaptionedImage(path, captions, named.image_id), wordless
 
     def _indices(self, name: str) -> Sequence[int]:
         """Return which images are of a split, or of several joined with "+"."""
@@ -299,30 +294,23 @@ class CaptionedData:
                 f'{name!r} is no split name; give one such as "train", or several joined with "+"'
             )
         available = set(map(split_name, self.split_names))
-        divided = available == {"train"} and (self.divides_train or wanted == {"val"})
-        if not available or divided:
-            return self._without_splits(wanted)
-        chosen = {self._available(part) for part in wanted}
-        images = self._annotations.images
-        return [i for i, image in enumerate(images) if split_name(image.split) in chosen]
+        if not available or (available == {"train"} and (self.divides_train or wanted == {"val"})):
+            return self._divided(wanted)
+        chosen = set()
+        for part in wanted:
+            years = {each for each in available if re.sub(r"\d{4}$", "", each) == part}  # COCO's
+            if part not in available and len(years) != 1:
+                raise DataError(
+                    f"{self.data.root} has no split {part!r}; the splits there are: "
+                    f"{', '.join(sorted(self.split_names))}; choose with --split (data.train_split "
+                    "and data.val_split in a recipe)"
+                )
+            chosen |= {part} if part in available else years
+        return [i for i, image in enumerate(self._named) if split_name(image.split) in chosen]
 
-    def _available(self, wanted: str) -> str:
-        """Return the name of a split that is there; COCO's year may be left out."""
-        available = list(map(split_name, self.split_names))
-        if wanted in available:
-            return wanted
-        of_years = [name for name in available if re.sub(r"\d{4}$", "", name) == wanted]
-        if len(of_years) == 1:
-            return of_years[0]
-        raise DataError(
-            f"{self.data.root} has no split {wanted!r}; the splits there are: "
-            + ", ".join(sorted(self.split_names))
-            + "; choose with --split (data.train_split and data.val_split in a recipe)"
-        )
-
-    def _without_splits(self, wanted: set[str]) -> Sequence[int]:
+    def _divided(self, wanted: set[str]) -> Sequence[int]:
         """Return the images of `train`, of `val`, or all, in a data set that has no splits."""
-        names = [str(image.name) for image in self._annotations.images]
+        names = [str(image.name) for image in self._named]
         everything = range(len(names))
         if not self.val_share or wanted not in ({"train"}, {"val"}):
             return everything
@@ -331,22 +319,20 @@ class CaptionedData:
             return everything
         return [index for index in everything if (index in held_out) == (wanted == {"val"})]
 
-    def _none_on_disk(self, images: Sequence[NamedImage]) -> str:
+    def _none_on_disk(self, names: Sequence[str]) -> str:
         """Say that no image was found, where it was searched, and what lies there instead."""
-        names = [str(image.name) for image in images]
-        first, folder = names[0], self.data.folder
+        first, folder, there = names[0], self.data.folder, self.data.tree.images
         if all(map(is_url, names)):
             return (
                 f"{self.data.root} names addresses such as {first}, and none of the {len(names)} "
                 f"photos is below {folder}; download them first, for instance with img2dataset"
             )
-        there = self.data.tree.images
-        found = (
-            f"the {len(there)} photos below {folder} have other names, such as "
-            f"{self.data.relative(there[0])}"
-            if there
-            else f"there are no photos below {folder}"
-        )
+        found = f"there are no photos below {folder}"
+        if there:
+            found = (
+                f"the {len(there)} photos below {folder} have other names, such as "
+                f"{self.data.relative(there[0])}"
+            )
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
             f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
@@ -355,12 +341,12 @@ class CaptionedData:
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
-    """Read one split, or several joined with "+" such as "train+restval", of a data set.
+    """Read a split of a data set.
 
     Args:
-        split: As in `CaptionedData.split`.
-        val_share: Share of the photos that is held out in a data set without splits.
-        data: Arguments of `DataFiles`.
+        split: One name, or several joined with "+", such as `train+restval`.
+        val_share: Share held out for validation where there are no splits.
+        data: Fields of `DataFiles`, such as `root`.
 
     Raises:
         DataError: The data set cannot be read.
@@ -387,8 +373,7 @@ def _recognised(data: DataFiles) -> tuple[str, str]:
         if title is None:
             raise DataError(_not_recognised(data, f"is no data set of format {data.format}"))
         return data.format, title
-    titles = {name: DATA_FORMATS[name]().recognise(data) for name in DATA_FORMATS}
-    found = {name: title for name, title in titles.items() if title}
+    found = {n: title for n in DATA_FORMATS if (title := DATA_FORMATS[n]().recognise(data))}
     # A table or sidecars may accompany a data set of a certain name.
     certain = {name: title for name, title in found.items() if name not in ("table", "sidecars")}
     found = certain or found
@@ -406,20 +391,16 @@ def _not_recognised(data: DataFiles, reason: str) -> str:
     """Say that no layout fits, what lies there, and where the layouts are listed."""
     from captioner.data.formats.table import headings
 
-    lines = [f"{data.root} {reason}"]
+    parts = [f"{data.root} {reason}"]
     if not os.path.isfile(data.root):
         others = [data.relative(path) for path in data.tree.others]
-        lines.append(
-            f"it has {len(data.tree.images)} photos and these other files: {listed(others, 5)}"
-            if others
-            else f"it has {len(data.tree.images)} photos and no other files"
-        )
-    hint = next((h for f in data.candidates("*") if (h := _HINTS.get(f.suffix.lower()))), None)
-    if hint:
-        lines.append(hint)
-    for path, columns in headings(data):
-        lines.append(
-            f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
-            "--image-column and --caption-column, or write the heading image,caption above)"
-        )
-    return "; ".join(lines) + f". The layouts are listed in {LAYOUTS_PAGE}"
+        files = f"these other files: {listed(others, 5)}" if others else "no other files"
+        parts.append(f"it has {len(data.tree.images)} photos and {files}")
+    suffixes = {path.suffix.lower() for path in data.candidates("*")}
+    parts += [hint for kinds, hint in _HINTS.items() if suffixes & set(kinds.split())]
+    parts += [
+        f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
+        "--image-column and --caption-column, or write the heading image,caption above)"
+        for path, columns in headings(data)
+    ]
+    return "; ".join(parts) + f". The layouts are listed in {LAYOUTS_PAGE}"

@@ -7,7 +7,7 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +42,32 @@ def table_records(path: Path, bad: list[str]) -> Iterator[Record]:
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return _parquet_records(path)
-    if suffix in (".json", ".jsonl", ".ndjson"):
-        return _json_records(path, bad)
-    return _delimited_records(path, bad)
+        yield from enumerate(_parquet_rows(path), start=1)
+    elif suffix not in (".json", ".jsonl", ".ndjson"):
+        yield from _delimited_records(path, bad)
+    else:
+        for line, row in _json_rows(path, bad):
+            if isinstance(row, dict):
+                yield line, row
+            else:
+                bad.append(
+                    f'{path}, line {line}: expected {{"image": name, "caption": text or list of '
+                    f'texts}} and perhaps "split": name, not {quoted(str(row))}'
+                )
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the first column of one of these names, whatever its case, blanks and hyphens."""
-    plain = {_plain(column): column for column in reversed(columns)}
-    return next((plain[_plain(name)] for name in names if _plain(name) in plain), None)
+    """Return the first column of one of these names, whatever its case, blanks and hyphens.
 
-
-def _plain(column: str) -> str:
-    """Return the name of a column for comparison.
-
-    >>> _plain("Image Name"), _plain("alt-text")
-    ('imagename', 'alttext')
+    >>> usual_column(["id", "Image Name"], ["image", "image_name"])
+    'Image Name'
     """
-    return re.sub(r"[\s_-]", "", column.lower())
+
+    def plain(column: str) -> str:
+        return re.sub(r"[\s_-]", "", column.lower())
+
+    found = {plain(column): column for column in reversed(columns)}
+    return next((found[plain(name)] for name in names if plain(name) in found), None)
 
 
 def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
@@ -80,54 +87,57 @@ def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
                 bad.append(f"{path}, line {line}: no name, blank and caption: {quoted(row)}")
         return
     delimiter = delimiter_of(first)
-    start, columns = 1, list[str]()
-    try:
-        reader = _csv_reader(text, delimiter)
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            line, start = start, reader.line_num + 1
-            if not any(cells):
+    if delimiter == "|":  # a row of Kaggle's Flickr30k lacks its second one
+        text = re.sub(r"(?m)^([^|\n]+\|\s*\d+)\s+(?=[^|\n]+$)", r"\1| ", text)
+    columns: list[str] = []
+    for line, cells in _csv_rows(path, text, delimiter):
+        if not any(cells):
+            continue
+        if not columns:
+            is_sentence = cells[-1].count(" ") > 2 and usual_column(cells, IMAGE_COLUMNS) is None
+            if not is_sentence and not _names_an_image(cells[0]):
+                columns = [  # of one name, numbered as by pandas: caption, caption.1
+                    f"{name}.{cells[:index].count(name)}" if name in cells[:index] else name
+                    for index, name in enumerate(cells)
+                ]
                 continue
-            if not columns:
-                if _names_an_image(cells[0]) or _is_sentence(cells):
-                    columns = ["image", *(f"column {n}" for n in range(2, len(cells))), "caption"]
-                else:
-                    columns = _distinct(cells)
-                    continue
-            if len(cells) > len(columns) and columns[-1].lower() in CAPTION_COLUMNS:
-                last = len(columns) - 1  # a caption with unquoted delimiters
-                cells = [*cells[:last], f"{delimiter} ".join(cells[last:])]
-            if len(cells) == len(columns):
-                yield line, dict(zip(columns, cells, strict=True))
-            else:
-                bad.append(
-                    f"{path}, line {line}: {len(cells)} cells under a heading of "
-                    f"{len(columns)}; put double quotes around a cell that has {delimiter!r}"
-                )
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {start}: not readable as CSV ({error}); check for a stray quote"
-        ) from error
+            columns = ["image", *(f"column {n}" for n in range(2, len(cells))), "caption"]
+        if len(cells) > len(columns) and columns[-1].lower() in CAPTION_COLUMNS:
+            last = len(columns) - 1  # a caption with unquoted delimiters
+            cells = [*cells[:last], f"{delimiter} ".join(cells[last:])]
+        if len(cells) == len(columns):
+            yield line, dict(zip(columns, cells, strict=True))
+        else:
+            bad.append(
+                f"{path}, line {line}: {len(cells)} cells under a heading of {len(columns)}; put "
+                f"double quotes around a cell that has {delimiter!r}"
+            )
 
 
-def _csv_reader(text: str, delimiter: str) -> Any:
-    """Return a reader of CSV; captions are not always quoted, and may begin with a quote."""
+def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield first lines and cells; captions are not always quoted, and may begin with a quote."""
 
-    def reader(text: str, quoting: Any = csv.QUOTE_MINIMAL) -> Any:
-        file = io.StringIO(text, newline="")
-        return csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
+    def rows(text: str, quoting: Any = csv.QUOTE_MINIMAL) -> Iterator[tuple[int, list[str]]]:
+        file, line = io.StringIO(text, newline=""), 1
+        reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
+        try:
+            for cells in reader:
+                yield line, [cell.strip() for cell in cells]
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {line}: not readable as CSV ({error}); check for a stray quote"
+            ) from error
 
     stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
-    if stray.search(text) is None:
-        return reader(text)
+    if stray.search(text) is None and path.suffix != ".token":
+        return rows(text)
     if delimiter in "\t|":
-        return reader(text, csv.QUOTE_NONE)
+        return rows(text, csv.QUOTE_NONE)
     try:
-        for _ in reader(text):
-            pass
-    except csv.Error:
-        return reader(stray.sub(r"\1\2", text))
-    return reader(text)
+        return iter(list(rows(text)))
+    except DataError:
+        return rows(stray.sub(r"\1\2", text))
 
 
 def delimiter_of(heading: str) -> str:
@@ -142,59 +152,46 @@ def delimiter_of(heading: str) -> str:
 
 
 def _names_an_image(cell: str) -> bool:
-    return posixpath.splitext(cell.partition("#")[0].lower())[1] in SUFFIXES
+    """Return whether a cell is a.jpg, or a.jpg#0 as Flickr's numbered captions have it."""
+    return posixpath.splitext(re.sub(r"#\d+$", "", cell).lower())[1] in SUFFIXES
 
 
-def _is_sentence(cells: Sequence[str]) -> bool:
-    """Return whether a table's first row is no heading, for its last cell has several words."""
-    return cells[-1].count(" ") > 2 and usual_column(cells, IMAGE_COLUMNS) is None
-
-
-def _distinct(columns: list[str]) -> list[str]:
-    """Number columns of one name, as pandas does: caption, caption.1."""
-    return [
-        f"{name}.{columns[:index].count(name)}" if name in columns[:index] else name
-        for index, name in enumerate(columns)
-    ]
-
-
-def _json_records(path: Path, bad: list[str]) -> Iterator[Record]:
-    """Yield the rows of JSON lines, or of a list of objects, or of a map from image to captions."""
+def _json_rows(path: Path, bad: list[str]) -> Iterator[tuple[int, Any]]:
+    """Yield what should be objects, of a list, of lines, or of a map from image to captions."""
     text = read_text(path)
-    if path.suffix.lower() != ".json" and not text.lstrip().startswith("["):
-        yield from _json_lines(path, bad)
-        return
-    try:
-        content = read_json(path)
-    except DataError:
-        if text.lstrip().startswith("{") and text.strip().count("\n"):  # lines under another suffix
-            yield from _json_lines(path, bad)
+    if path.suffix.lower() == ".json" or text.lstrip().startswith("["):
+        try:
+            yield from enumerate(_listed_rows(read_json(path)), start=1)
             return
-        raise
-    if isinstance(content, dict):
-        lists = [value for value in content.values() if _is_list_of_objects(value)]
-        if len(lists) == 1:  # such as {"annotations": [...]}
-            content = lists[0]
-        elif lists and all(name.lower() in SPLIT_NAMES for name in content):
-            content = [{**row, "split": name} for name, rows in content.items() for row in rows]
-        elif lists:
-            return  # another layout, such as COCO's
-        elif all(map(_is_image_with_captions, content, content.values())):
-            content = [
-                {"image": name, **(value if isinstance(value, dict) else {"caption": value})}
-                for name, value in content.items()
-            ]
-    if not isinstance(content, list):
-        return
-    for number, record in enumerate(content, start=1):
-        if isinstance(record, dict):
-            yield number, record
-        else:
-            bad.append(_no_object(path, number, record))
+        except DataError:  # perhaps lines under another suffix
+            if not text.lstrip().startswith("{") or "\n" not in text.strip():
+                raise
+    for line, row in numbered_lines(path):
+        try:
+            yield line, json.loads(row)
+        except (ValueError, RecursionError) as error:
+            bad.append(f"{path}, line {line}: not one JSON object ({error})")
 
 
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+def _listed_rows(content: Any) -> list[Any]:
+    """Return the rows in the content of a JSON file; none if it is of another layout."""
+    if not isinstance(content, dict):
+        return content if isinstance(content, list) else []
+    lists = {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+    }
+    if len(lists) == 1:  # such as {"annotations": [...]}
+        return next(iter(lists.values()))
+    if lists and all(name.lower() in SPLIT_NAMES for name in content):
+        return [{**row, "split": name} for name, rows in lists.items() for row in rows]
+    if lists or not all(map(_is_image_with_captions, content, content.values())):
+        return []
+    return [
+        {"image": name, **(value if isinstance(value, dict) else {"caption": value})}
+        for name, value in content.items()
+    ]
 
 
 def _is_image_with_captions(name: str, value: Any) -> bool:
@@ -204,32 +201,12 @@ def _is_image_with_captions(name: str, value: Any) -> bool:
     return isinstance(value, (dict, list))
 
 
-def _json_lines(path: Path, bad: list[str]) -> Iterator[Record]:
-    for line, text in numbered_lines(path):
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            bad.append(f"{path}, line {line}: not one JSON object ({error})")
-            continue
-        if isinstance(record, dict):
-            yield line, record
-        else:
-            bad.append(_no_object(path, line, text))
-
-
-def _no_object(path: Path, line: int, found: object) -> str:
-    return (
-        f'{path}, line {line}: expected {{"image": name, "caption": text or list of texts}} and '
-        f'perhaps "split": name, not {quoted(str(found))}'
-    )
-
-
-def _parquet_records(path: Path) -> Iterator[Record]:
+def _parquet_rows(path: Path) -> list[Any]:
     with needs_extra(f"{path}", "batch"):
         import pyarrow as pa
         import pyarrow.parquet as pq
     try:
-        rows: Iterable[Any] = pq.read_table(path).to_pylist()
+        rows: list[Any] = pq.read_table(path).to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
-    yield from enumerate(rows, start=1)
+    return rows

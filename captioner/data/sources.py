@@ -84,7 +84,6 @@ def read_sources(
     Raises:
         DataError: A source cannot be read, or has no image to learn from or to validate on.
     """
-    tokenizer = tokenizer or WordTokenizer()
     training: list[CaptionedImage] = []
     validation: list[tuple[str, list[CaptionedImage]]] = []
     for position, source in enumerate(sources):
@@ -112,19 +111,18 @@ def read_sources(
         for name, split in splits.items():
             problems |= {sentence: sentence for sentence in split.left_out(name)}
             cut = max_words if name == source.train_split else None
-            for sentence in caption_findings(split, tokenizer, cut):
+            for sentence in caption_findings(split, tokenizer or WordTokenizer(), cut):
                 problems.setdefault(sentence, f"{name}: {sentence}")
         for sentence in problems.values():
             warn(sentence)
+        images: dict[str | None, list[CaptionedImage]] = {}
         for name, split in splits.items():
             if not split.images:
                 raise DataError(f"{source.root}: no photo of split {name!r} has a caption to learn")
-        if source.train_split is not None:
-            images = splits[source.train_split].images
-            training += [replace(image, source=position) for image in images]
+            images[name] = [replace(image, source=position) for image in split.images]
+        training += images.get(source.train_split, ())
         if source.val_split is not None:
-            images = splits[source.val_split].images[:max_validation_images]
-            validation.append((source.name, [replace(image, source=position) for image in images]))
+            validation.append((source.name, images[source.val_split][:max_validation_images]))
     trained = {image.path for image in training}
     shared = sum(image.path in trained for _, images in validation for image in images)
     if shared:

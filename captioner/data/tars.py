@@ -1,8 +1,4 @@
-"""Images inside tar files, in place of the paths of images.
-
-They are read by their place, in any order, so that the order of training, its seeds and its
-resumption are those of single files.
-"""
+"""Images inside tar files, read by their place and so in any order, as single files are."""
 
 from __future__ import annotations
 
@@ -56,18 +52,6 @@ class TarMember:
 
 
 ImagePath: TypeAlias = Path | TarMember
-
-
-def file_facts(path: ImagePath) -> tuple[int, int]:
-    """Return the size of an image file in bytes, and when it or its tar file was changed.
-
-    Raises:
-        OSError: There is no such file.
-    """
-    if isinstance(path, TarMember):
-        return path.size, path.changed
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 def sample_key(name: str) -> tuple[str, str]:

@@ -1,8 +1,4 @@
-"""Reading text files of captions, and pieces of the messages about them.
-
-Text is UTF-8, or UTF-16 with its byte order mark. Whatever cannot be read raises DataError, which
-names the file and, where it has lines, the line.
-"""
+"""Text and JSON files of captions; what cannot be read raises DataError with file and line."""
 
 from __future__ import annotations
 
@@ -43,17 +39,18 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); it must be there") from error
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    # A zero byte is of UTF-16 without its mark.
+    place = -1 if is_utf16 else data.find(b"\0", 0, 1000)
     try:
-        if encoding != "utf-16" and b"\0" in data[:1000]:  # UTF-16 without its mark
-            raise UnicodeDecodeError("utf-8", data, 0, 1, "zero bytes")
-        return data.decode(encoding)
+        if place < 0:
+            return data.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, "
-            "which Excel calls CSV UTF-8"
-        ) from error
+        place = error.start
+    line = data.count(b"\n", 0, place) + 1
+    raise DataError(
+        f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, which Excel calls CSV UTF-8"
+    )
 
 
 def quoted(text: str) -> str:

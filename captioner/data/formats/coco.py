@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from captioner.data.splits import SPLIT_NAMES
 from captioner.data.text_files import numbered_lines, quoted, read_json_object
 from captioner.errors import DataError, listed
 
-_SPLIT_LISTS = ("train", "val", "test", "restval")
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
@@ -26,43 +26,51 @@ class Coco:
     """
 
     def recognise(self, data: DataFiles) -> str | None:
-        if file := _single_file(data):
-            return f"COCO captions: {data.relative(file)}"
-        if data.named_file is not None or not _captions_files(data):
-            return None
-        names = sorted(map(data.relative, _captions_files(data).values()))
+        files = _captions_files(data)
+        names = listed(sorted(map(data.relative, files.values())))
         lists = f" with the split lists in {data.coco_splits}" if data.coco_splits else ""
-        return f"COCO captions: {listed(names)}{lists}"
+        return f"COCO captions: {names}{lists}" if files else None
 
     def read(self, data: DataFiles) -> Annotations:
-        if file := _single_file(data):
-            images, problems = _read_captions(file)
-            return Annotations(images, [data.folder, file.parent], problems)
         files = _captions_files(data)
         images, problems = [], []
         for split, path in files.items():
             found, sentences = _read_captions(path)
             problems += sentences
             for image in found:
-                name = str(image.name) if "/" in str(image.name) else f"{split}/{image.name}"
+                in_folder = "" in files or "/" in str(image.name)
+                name = image.name if in_folder else f"{split}/{image.name}"
                 images.append(replace(image, name=name, split=split))
+        folder = next(iter(files.values())).parent
+        if "" in files:  # a single file under another name
+            return Annotations(images, [data.folder, folder], problems)
         if data.coco_splits is not None:
             images = _of_lists(images, Path(data.coco_splits))
-        folder = next(iter(files.values())).parent
-        return Annotations(
-            images, [folder.parent if folder.name == "annotations" else folder], problems
-        )
+        usual = folder.parent if folder.name == "annotations" else folder
+        return Annotations(images, [usual], problems)
 
 
-def _single_file(data: DataFiles) -> Path | None:
-    """Return the file that the user names, or the only one in COCO's form under another name."""
+def _captions_files(data: DataFiles) -> dict[str, Path]:
+    """Return the captions files by their splits: what the star of captions_*.json stands for.
+
+    A file that the user names, or the only one in COCO's form under another name, has no split.
+    """
     if data.named_file is not None:
         is_coco = data.format == "coco" or _holds_captions(data.named_file)
-        return data.named_file if is_coco else None
-    if _captions_files(data):
-        return None
+        return {"": data.named_file} if is_coco else {}
+    files: dict[str, Path] = {}
+    for prefix in ("captions_", "image_info_"):
+        for path in data.candidates(f"{prefix}*.json"):
+            if not path.stem.endswith("_results"):  # captions that a model wrote
+                files.setdefault(path.stem.removeprefix(prefix), path)
+    if files:
+        return files
     found = [path for path in data.candidates("*.json") if _holds_captions(path)]
-    return found[0] if len(found) == 1 else None
+    # Files called train.json and val.json, as VizWiz's.
+    of_splits = {path.stem: path for path in found if path.stem.lower() in SPLIT_NAMES}
+    if len(of_splits) > 1:
+        return of_splits
+    return {"": found[0]} if len(found) == 1 else {}
 
 
 def _holds_captions(path: Path) -> bool:
@@ -76,94 +84,67 @@ def _holds_captions(path: Path) -> bool:
     return all(word in text for word in words)
 
 
-def _captions_files(data: DataFiles) -> dict[str, Path]:
-    """Return the captions files by what the star of captions_*.json stands for."""
-    files: dict[str, Path] = {}
-    for prefix in ("captions_", "image_info_"):
-        found = [path for path in data.tree.others if path.match(f"{prefix}*.json")]
-        for path in sorted(found, key=lambda path: (len(path.parts), path)):
-            if not path.stem.endswith("_results"):  # captions that a model wrote
-                files.setdefault(path.stem.removeprefix(prefix), path)
-    if files or data.named_file is not None:
-        return files
-    # Files called train.json and val.json, as VizWiz's.
-    named_so = [path for path in data.candidates("*.json") if path.stem.lower() in SPLIT_NAMES]
-    named_so = [path for path in named_so if _holds_captions(path)]
-    return {path.stem: path for path in named_so} if len(named_so) > 1 else {}
-
-
 def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     """Return the images of a captions file, and sentences about what it holds in vain."""
     data = read_json_object(path)
-    images: dict[int | str, NamedImage] = {}
-    for number, image in enumerate(_entries(path, data, "images"), start=1):
-        image_id, name = _id(image.get("id")), image.get("file_name")
-        if image_id is None or not isinstance(name, str) or not name:
-            raise _malformed(path, "images", number, image, "id and file_name")
-        if image_id in images:
+    names: dict[int | str, str] = {}
+    for image_id, name in _entries(path, data, "images", "id", "file_name"):
+        if image_id in names:
             raise DataError(
-                f"{path}, images, number {number}: image id {quoted(repr(image_id))} is that of "
-                "another image too; number them apart"
+                f"{path}, images: image id {quoted(repr(image_id))} is that of {names[image_id]} "
+                f"and of {name}; number them apart"
             )
-        images[image_id] = NamedImage(name, (), image_id)
-    by_text = {str(image_id): image_id for image_id in images}
-    captions: dict[int | str, list[str]] = {}
+        names[image_id] = name
+    by_text = {str(image_id): image_id for image_id in names}
+    captions: dict[int | str, list[str]] = {image_id: [] for image_id in names}
     strangers: list[int | str] = []
     other_type: list[int | str] = []
     # A file of image names alone, for a split without public captions, has no annotations.
-    annotations = _entries(path, data, "annotations") if "annotations" in data else []
-    for number, annotation in enumerate(annotations, start=1):
-        image_id, text = _id(annotation.get("image_id")), annotation.get("caption", 0) or ""
-        if image_id is None or "caption" not in annotation or not isinstance(text, str):
-            raise _malformed(path, "annotations", number, annotation, "image_id and caption")
-        if image_id not in images:
-            if str(image_id) not in by_text:
-                strangers.append(image_id)
-                continue
+    data.setdefault("annotations", [])
+    for image_id, text in _entries(path, data, "annotations", "image_id", "caption"):
+        if str(image_id) not in by_text:
+            strangers.append(image_id)
+            continue
+        if image_id not in names:
             other_type.append(image_id)
-            image_id = by_text[str(image_id)]
-        captions.setdefault(image_id, []).append(text)
+        captions[by_text[str(image_id)]].append(text)
     problems = []
+    count = len(data["annotations"])
     if strangers:
         problems.append(
-            f"{path}: {len(strangers)} of {len(annotations)} annotations name no image of the "
-            f"file, the first image_id is {strangers[0]!r}; they are left out"
+            f"{path}: {len(strangers)} of {count} annotations name no image of the file, the first "
+            f"image_id is {strangers[0]!r}; they are left out"
         )
     if other_type:
         kinds = ("texts", "numbers") if isinstance(other_type[0], str) else ("numbers", "texts")
         problems.append(
-            f"{path}: {len(other_type)} of {len(annotations)} annotations name images by "
-            f"{kinds[0]} such as {other_type[0]!r}, and the images' ids are {kinds[1]}; they are "
-            "taken as equal, but COCO's own tools do not"
+            f"{path}: {len(other_type)} of {count} annotations name images by {kinds[0]} such as "
+            f"{other_type[0]!r}, and the images' ids are {kinds[1]}; they are taken as equal, but "
+            "COCO's own tools do not"
         )
-    return [replace(i, captions=tuple(captions.get(i.image_id, ()))) for i in images.values()], (
-        problems
-    )
+    return [NamedImage(names[i], tuple(captions[i]), i) for i in names], problems
 
 
-def _entries(path: Path, data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Return the list `images` or `annotations` of a captions file, whose entries are objects."""
+def _entries(
+    path: Path, data: dict[str, Any], kind: str, id_key: str, text_key: str
+) -> Iterator[tuple[int | str, str]]:
+    """Yield the id and the text of each entry of `images` or of `annotations`."""
     entries = data.get(kind)
     if not isinstance(entries, list):
         raise DataError(f"{path} is not a COCO captions file: it has no list of {kind}")
     for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict):
-            raise _malformed(path, kind, number, entry, "an object")
-    return entries
-
-
-def _id(value: object) -> int | str | None:
-    """Return an image's id; pandas writes whole numbers as floats."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
-
-
-def _malformed(path: Path, kind: str, number: int, entry: object, expected: str) -> DataError:
-    return DataError(
-        f"{path} is not a COCO captions file: {kind}, number {number}: expected {expected}, not "
-        f"{quoted(repr(entry))}"
-    )
+        facts = entry if isinstance(entry, dict) else {}
+        image_id, text = facts.get(id_key), facts.get(text_key, 0)
+        if isinstance(image_id, float) and image_id.is_integer():  # as pandas writes them
+            image_id = int(image_id)
+        if text is None and kind == "annotations":
+            text = ""
+        if not isinstance(image_id, (int, str)) or not isinstance(text, str):
+            raise DataError(
+                f"{path} is not a COCO captions file: {kind}, number {number}: expected {id_key} "
+                f"and {text_key}, not {quoted(repr(entry))}"
+            )
+        yield image_id, text
 
 
 def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
@@ -171,25 +152,24 @@ def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
 
     A COCO name of 2014 also finds the image under its name of 2017, by its number.
     """
-    files = [path for split in _SPLIT_LISTS if (path := lists / f"coco_{split}.txt").exists()]
+    files = {split: lists / f"coco_{split}.txt" for split in ("train", "val", "test", "restval")}
+    files = {split: path for split, path in files.items() if path.exists()}
     if not files:
         raise DataError(f"there is no list coco_train.txt, coco_val.txt or such in {lists}")
+
+    def key(name: str) -> int | str:
+        match = _COCO_NAME.fullmatch(name)
+        return int(match[2]) if match else name
+
     by_key: dict[int | str, NamedImage] = {}
     for image in images:
-        by_key.setdefault(_key(Path(str(image.name)).name), image)
+        by_key.setdefault(key(Path(str(image.name)).name), image)
     found: dict[int | str, NamedImage] = {}
-    for path in files:
+    for split, path in files.items():
         for _, name in numbered_lines(path):
-            key, match = _key(name), _COCO_NAME.fullmatch(name)
-            folder = match[1] or "" if match else ""
+            match = _COCO_NAME.fullmatch(name)
             # One that is in no captions file is named where it would lie.
-            absent = NamedImage(f"{folder}/{name}".lstrip("/"), (), name)
-            split = path.stem.removeprefix("coco_")
-            found.setdefault(key, replace(by_key.get(key, absent), split=split))
+            place = f"{match[1]}/{name}" if match and match[1] else name
+            image = by_key.get(key(name), NamedImage(place, (), name))
+            found.setdefault(key(name), replace(image, split=split))
     return list(found.values())
-
-
-def _key(name: str) -> int | str:
-    """Return the number in a COCO name, whatever its year, or else the name."""
-    match = _COCO_NAME.fullmatch(name)
-    return int(match[2]) if match else name

@@ -18,15 +18,15 @@ class Karpathy:
     """
 
     def recognise(self, data: DataFiles) -> str | None:
-        found = [data.relative(path) for path in _files(data)]
+        found = list(map(data.relative, _files(data)))
         return f"Karpathy's JSON: {listed(found)}" if found else None
 
     def read(self, data: DataFiles) -> Annotations:
-        path, *others = _files(data)
+        path, *others = files = _files(data)
         if others:
             raise DataError(
-                f"{data.root} holds {listed(list(map(data.relative, [path, *others])))}; choose "
-                "one with --file (data.file in a recipe)"
+                f"{data.root} holds {listed(list(map(data.relative, files)))}; choose one with "
+                "--file (data.file in a recipe)"
             )
         images = read_json_object(path).get("images")
         if not isinstance(images, list):
@@ -59,14 +59,13 @@ def _text(sentence: dict[str, Any]) -> str:
 
 
 def _files(data: DataFiles) -> list[Path]:
-    if data.named_file is None:
-        usual = data.candidates("dataset_*.json", "dataset.json")
-        return usual or [path for path in data.candidates("*.json") if _has_sentences(path)]
-    if data.named_file.suffix.lower() != ".json":
-        return []
-    if data.format == "karpathy" or data.named_file.match("dataset_*.json"):
-        return [data.named_file]
-    return [data.named_file] if _has_sentences(data.named_file) else []
+    usual = data.candidates("dataset_*.json", "dataset.json")
+    if usual and (data.named_file is None or usual[0].match("dataset_*.json")):
+        return usual
+    found = data.candidates("*.json")
+    if data.named_file is not None and data.format == "karpathy":
+        return found
+    return list(filter(_has_sentences, found))
 
 
 def _has_sentences(path: Path) -> bool:

@@ -21,23 +21,19 @@ class Sidecars:
     """
 
     def recognise(self, data: DataFiles) -> str | None:
-        if data.named_file is not None:
-            return None
-        count = len(_texts(data))
+        count = 0 if data.named_file else len(_texts(data))
         if not count or (count * 2 < len(data.tree.images) and data.format != "sidecars"):
             return None
         return f"{count} text or JSON files next to photos of the same name"
 
     def read(self, data: DataFiles) -> Annotations:
         texts = _texts(data)
-        images = []
-        for image in data.tree.images:
-            path = texts.get(image)
-            captions = _captions(path) if path else ()
-            name = image.relative_to(data.folder).as_posix()
-            images.append(NamedImage(name, captions, name, split_of_folder(name)))
-        if not all(image.split for image in images):
-            images = [NamedImage(i.name, i.captions, i.image_id) for i in images]
+        names = [image.relative_to(data.folder).as_posix() for image in data.tree.images]
+        splits = list(map(split_of_folder, names))
+        if not all(splits):
+            splits = [""] * len(names)
+        captions = [_captions(texts[i]) if i in texts else () for i in data.tree.images]
+        images = list(map(NamedImage, names, captions, names, splits))
         return Annotations(images, [data.folder])
 
 
@@ -59,12 +55,13 @@ def _texts(data: DataFiles) -> dict[Path, Path]:
     texts.sort(key=lambda path: _SUFFIXES.index(path.suffix.lower()))
     by_path = {path.with_suffix(""): path for path in texts}
     images = data.tree.images
-    found = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}
-    if not any(found.values()):
+    pairs = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}
+    if not any(pairs.values()):
         stems, text_stems = Counter(i.stem for i in images), Counter(p.stem for p in texts)
         by_stem = {path.stem: path for path in texts if text_stems[path.stem] == 1}
-        found = {i: by_stem.get(i.stem) for i in images if stems[i.stem] == 1}
-    first = next((p for p in found.values() if p and p.suffix.lower() == ".json"), None)
-    if first is not None and not _captions(first):  # facts of other kinds
-        return {i: p for i, p in found.items() if p and p.suffix.lower() != ".json"}
-    return {image: path for image, path in found.items() if path is not None}
+        pairs = {i: by_stem.get(i.stem) for i in images if stems[i.stem] == 1}
+    found = {image: path for image, path in pairs.items() if path is not None}
+    of_json = [path for path in found.values() if path.suffix.lower() == ".json"]
+    if of_json and not _captions(of_json[0]):  # facts of other kinds
+        found = {i: p for i, p in found.items() if p.suffix.lower() != ".json"}
+    return found

@@ -1,4 +1,4 @@
-"""A table of images and captions."""
+"""Tables of images and captions, Hugging Face's imagefolder among them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import contextlib
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.records import CAPTION_COLUMNS, IMAGE_COLUMNS, table_records, usual_column
-from captioner.data.splits import SPLIT_NAMES, split_name
+from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.data.text_files import quoted
 from captioner.errors import DataError, listed
 from captioner.storage import is_url
 
 MOST_ROWS = 10  # that cannot be read are named one by one
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
 _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
@@ -38,14 +40,43 @@ class Table:
         return f"table {listed(tables)}" if tables else None
 
     def read(self, data: DataFiles) -> Annotations:
-        tables = _tables(data)
-        if len(tables) > 1 and not all(map(_split_of_file, tables)):
+        tables = [(path, _split_of_file(path)) for path in _tables(data)]
+        if len(tables) == 1:
+            tables = [(tables[0][0], "")]
+        elif not all(split for _, split in tables):
+            names = listed([data.relative(path) for path, _ in tables])
             raise DataError(
-                f"{data.root} holds several tables: {listed(list(map(data.relative, tables)))}; "
-                "choose one with --file (data.file in a recipe)"
+                f"{data.root} holds several tables: {names}; choose one with --file (data.file in "
+                "a recipe)"
             )
-        named = [(path, _split_of_file(path) if len(tables) > 1 else "") for path in tables]
-        return read_tables(data, named)
+        return read_tables(data, tables)
+
+
+class ImageFolder:
+    """`metadata.csv`, `metadata.jsonl` or `metadata.parquet`, whose names begin at its folder.
+
+    A folder called train, validation or test is a split: that of the metadata file, or that which
+    the name of each image begins with.
+    """
+
+    def recognise(self, data: DataFiles) -> str | None:
+        files = list(map(data.relative, data.candidates(*_METADATA)))
+        return f"Hugging Face's imagefolder: {listed(files, 3)}" if files else None
+
+    def read(self, data: DataFiles) -> Annotations:
+        images: list[NamedImage] = []
+        for path in data.candidates(*_METADATA):
+            folder = data.relative(path.parent)
+            for image in read_tables(data, [(path, "")]).images:
+                name = Path(folder, str(image.name)).as_posix()
+                images.append(replace(image, name=name, image_id=len(images)))
+        folders = [split_of_folder(str(image.name)) for image in images]
+        if all(folders):
+            images = [
+                replace(image, split=image.split or folder)
+                for image, folder in zip(images, folders, strict=True)
+            ]
+        return Annotations(images, [data.folder])
 
 
 def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:
@@ -60,13 +91,11 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
     for path, split in tables:
         rows = list(_rows(path, data, bad))
         has_splits = any(row[-1] for row in rows)
-        for line, image, texts, of_row in rows:
+        for line, name, texts, of_row in rows:
             if has_splits and not of_row:
                 bad.append(
                     f"{path}, line {line}: the split is empty, but other rows have one; fill it"
                 )
-            name = without_guard(image, path.parent)
-            name = name if is_url(name) else posixpath.normpath(name)
             ids.setdefault(name, len(ids))
             captions.setdefault((name, split or of_row), []).extend(texts)
     if bad:
@@ -83,19 +112,14 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
 def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
     """Yield the files that would be tables if it were known which columns to read."""
     for path in _possible_tables(data):
-        try:
+        with contextlib.suppress(DataError):
             columns = _columns_of(path)
-        except DataError:
-            continue
-        if len(columns) > 1 and path.suffix.lower() != ".txt":
-            yield path, columns
+            if len(columns) > 1 and path.suffix.lower() != ".txt":
+                yield path, columns
 
 
 def _tables(data: DataFiles) -> list[Path]:
     """Return the table that the user names, or those in the least deep folder that has any."""
-    if data.named_file is not None:
-        is_table = data.named_file.suffix.lower() in _SUFFIXES
-        return [data.named_file] if is_table and _is_table(data.named_file, data) else []
     found = [path for path in _possible_tables(data) if _is_table(path, data)]
     least = min((len(path.parts) for path in found), default=0)
     return [path for path in found if len(path.parts) == least]
@@ -104,15 +128,15 @@ def _tables(data: DataFiles) -> list[Path]:
 def _possible_tables(data: DataFiles) -> list[Path]:
     """Return the files that may be tables: not the text of an image or of a tar file."""
     if data.named_file is not None:
-        return [data.named_file]
-    stems = {path.with_suffix("") for path in data.tree.images}
-    tars = {path.with_suffix("") for path in data.tree.others if path.suffix == ".tar"}
-    folders = {path.parent for path in data.tree.images}
+        return [data.named_file] if data.named_file.suffix.lower() in _SUFFIXES else []
+    tars = [path for path in data.tree.others if path.suffix == ".tar"]
+    described = {path.with_suffix("") for path in [*data.tree.images, *tars]}
+    described |= {path.parent for path in data.tree.images}
     return [
         path
         for path in data.tree.others
         if path.suffix.lower() in _SUFFIXES
-        and path.with_suffix("") not in stems | tars | folders
+        and path.with_suffix("") not in described
         and not path.name.endswith("_stats.json")
         and not _COCO_FILE.fullmatch(path.name)
     ]
@@ -130,7 +154,20 @@ def _is_table(path: Path, data: DataFiles) -> bool:
         return named_so
     if not columns:
         return named_so and path.suffix.lower() != ".json"
-    return _chosen(columns, data.image_column, data.caption_column) is not None
+    return _chosen_columns(columns, data) is not None
+
+
+def _columns_of(path: Path) -> list[str]:
+    """Return the columns of a table by its first row; of a file that is none, an empty list.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    bad: list[str] = []
+    first = next(table_records(path, bad), None)
+    if bad:
+        raise DataError(bad[0])
+    return [] if first is None else list(first[1])
 
 
 def _split_of_file(path: Path) -> str:
@@ -139,26 +176,19 @@ def _split_of_file(path: Path) -> str:
     return split_name(last) if last in SPLIT_NAMES else ""
 
 
-def _chosen(
-    columns: Sequence[str], image: str | None, caption: str | None
-) -> tuple[str, list[str]] | None:
+def _chosen_columns(columns: Sequence[str], data: DataFiles) -> tuple[str, list[str]] | None:
     """Return the column of images and those of captions; the user's choice, or the usual names.
 
-    Columns such as caption_1 and caption_2 are all of captions.
+    Columns such as caption_1 and caption.2 are all of captions.
     """
-    images = usual_column(columns, [image] if image else IMAGE_COLUMNS)
-    if caption:
-        first = usual_column(columns, [caption])
-        captions = [first] if first is not None else []
+    image = usual_column(columns, [data.image_column] if data.image_column else IMAGE_COLUMNS)
+    if data.caption_column:
+        captions = [c for c in columns if c == usual_column(columns, [data.caption_column])]
     else:
-        kind = usual_column(list(map(_unnumbered, columns)), CAPTION_COLUMNS)
-        captions = [column for column in columns if _unnumbered(column) == kind]
-    return None if images is None or not captions else (images, captions)
-
-
-def _unnumbered(column: str) -> str:
-    """Return the name of one of several columns of a kind, such as caption_1 or caption.1."""
-    return re.sub(r"[\s_.-]*\d+$", "", column.strip())
+        kinds = [re.sub(r"[\s_.-]*\d+$", "", column.strip()) for column in columns]
+        usual = usual_column(kinds, CAPTION_COLUMNS)
+        captions = [column for column, kind in zip(columns, kinds, strict=True) if kind == usual]
+    return None if image is None or not captions else (image, captions)
 
 
 def without_guard(name: str, folder: Path) -> str:
@@ -178,7 +208,7 @@ def _rows(
     chosen: tuple[str, list[str]] | None = None
     for line, record in table_records(path, bad):
         if chosen is None or chosen[0] not in record:
-            found = _chosen(list(record), data.image_column, data.caption_column)
+            found = _chosen_columns(list(record), data)
             if found is None and chosen is None:
                 raise DataError(
                     f"{path}, line {line}: no columns of images and captions are recognised in "
@@ -189,7 +219,6 @@ def _rows(
                 continue
             chosen = found
         image, captions = record[chosen[0]], texts_of([record.get(column) for column in chosen[1]])
-        split = next((v for c, v in record.items() if c.strip().lower() == "split"), None) or ""
         if isinstance(image, (bytes, dict, list)):
             raise DataError(
                 f"{path}: its column {chosen[0]} holds no names of image files, but "
@@ -205,14 +234,23 @@ def _rows(
                 f"{quoted(repr(record.get(chosen[1][0])))}"
             )
         else:
-            numbered = _NUMBERED.fullmatch(name)
-            yield line, numbered[1] if numbered else name, captions, str(split).strip()
+            if numbered := _NUMBERED.fullmatch(name):
+                name = numbered[1]
+            name = without_guard(name, path.parent)
+            split = next((v for c, v in record.items() if c.strip().lower() == "split"), None)
+            yield (
+                line,
+                name if is_url(name) else posixpath.normpath(name),
+                captions or ("",),  # counted as left out
+                str(split or "").strip(),
+            )
 
 
 def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
     """Return the captions of a row's cells: texts, or lists of texts, also as JSON or Python.
 
-    Of a conversation, as LLaVA's training data have it, the answers are captions.
+    Of a conversation, as LLaVA's training data have it, the answers are captions. None if a cell
+    is of another type.
     """
     found: list[str] = []
     for value in cells:
@@ -223,23 +261,8 @@ def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
             value = [
                 turn.get("value") for turn in value if turn.get("from") in ("gpt", "assistant")
             ]
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            found += value
-        elif isinstance(value, str):
-            found.append(value)
-        elif value is not None:
+        texts = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(text, str) for text in texts):
             return None
-    return tuple(filter(str.strip, found)) or ("",)
-
-
-def _columns_of(path: Path) -> list[str]:
-    """Return the columns of a table by its first row; of a file that is none, an empty list.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    bad: list[str] = []
-    first = next(table_records(path, bad), None)
-    if bad:
-        raise DataError(bad[0])
-    return [] if first is None else list(first[1])
+        found += texts
+    return tuple(filter(str.strip, found))

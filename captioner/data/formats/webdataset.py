@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
+from captioner.data.formats.table import texts_of
 from captioner.data.layouts import Annotations, DataFiles, NamedImage
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.data.tars import TarMember, is_image, sample_key
@@ -29,8 +30,9 @@ class WebDataset:
 
     def read(self, data: DataFiles) -> Annotations:
         tars = {path: data.relative(path) for path in data.candidates("*.tar")}
-        splits = [split_of_folder(name) or _prefix(name) for name in tars.values()]
-        if not all(splits) or not SPLIT_NAMES & {split_name(_yearless(s)) for s in splits}:
+        splits = list(map(_split, tars.values()))
+        plain = {split_name(re.sub(r"\d{4}$", "", split)) for split in splits}  # without a year
+        if not all(splits) or not SPLIT_NAMES & plain:
             splits = [""] * len(tars)
         images = [
             image
@@ -40,14 +42,10 @@ class WebDataset:
         return Annotations(images, [data.folder])
 
 
-def _prefix(name: str) -> str:
-    """Return `train` of train-0001.tar."""
-    match = re.fullmatch(r"(.+?)-\d.*\.tar", PurePath(name).name)
-    return match[1] if match else ""
-
-
-def _yearless(split: str) -> str:
-    return re.sub(r"\d{4}$", "", split)
+def _split(name: str) -> str:
+    """Return what may be the split of a tar file: `train` of train/0001.tar or train-0001.tar."""
+    prefix = re.fullmatch(r"(.+?)-\d.*\.tar", PurePath(name).name)
+    return split_of_folder(name) or (prefix[1] if prefix else "")
 
 
 def _images(path: Path, name: str, split: str) -> Iterator[NamedImage]:
@@ -70,17 +68,18 @@ def _images(path: Path, name: str, split: str) -> Iterator[NamedImage]:
         ) from None
     for key, image in images.items():
         place = TarMember(path, image.name, image.offset_data, image.size, changed)
-        facts = texts.get(key, {})
+        text = texts.get(key, {})
         try:
-            content = json.loads(facts.get("json", "{}"))
-            captions = content.get("captions", content.get("caption", facts.get("txt"))) or []
-            captions = [captions] if isinstance(captions, str) else captions
-            image_id = content.get("id")
-            if not isinstance(image_id, (int, str)):
-                image_id = f"{name.removesuffix('.tar')}/{key}"
-            yield NamedImage(place, tuple(filter(str.strip, captions)), image_id, split)
-        except (ValueError, AttributeError, TypeError, RecursionError):
+            facts = json.loads(text.get("json", "{}"))
+            captions = texts_of([facts.get("captions", facts.get("caption", text.get("txt")))])
+        except (ValueError, AttributeError, RecursionError):
+            captions = None
+        if captions is None:
             raise DataError(
                 f"{path}::{key}.json: expected an object with captions, a list of texts, not "
-                f"{quoted(facts.get('json', ''))}"
-            ) from None
+                f"{quoted(text.get('json', ''))}"
+            )
+        image_id = facts.get("id")
+        if not isinstance(image_id, (int, str)):
+            image_id = f"{name.removesuffix('.tar')}/{key}"
+        yield NamedImage(place, captions, image_id, split)
