@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -92,26 +90,16 @@ def _run(job: Job, shard: Shard) -> Part:
     return _worker.run(shard)
 
 
-# --- Ray ------------------------------------------------------------------------------------------
-
-
 class ShardActor:
-    """Holds the model in a worker process of Ray Data and captions the shards that it gets."""
+    """Holds the model in a worker process of Ray, and loads it for the first shard."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.worker: ShardWorker | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        results = []
-        for number, rows in zip(batch["number"], batch["rows"], strict=True):
-            try:
-                self.worker = self.worker or ShardWorker(self.job)
-                shard = Shard(int(number), [(each, path) for each, path in json.loads(rows)])
-                results.append(asdict(self.worker.run(shard)))
-            except CaptionerError as error:  # Ray would wrap it in tracebacks
-                results.append({"problem": str(error)})
-        return {"result": list(map(json.dumps, results))}
+    def run(self, shard: Shard) -> Part:
+        self.worker = self.worker or ShardWorker(self.job)
+        return self.worker.run(shard)
 
 
 def run_ray(
@@ -134,7 +122,7 @@ def run_ray(
     """
     with needs_extra("--engine ray", "batch"):
         import ray
-        import ray.data
+        from ray.util import ActorPool
     local: dict[str, Any] = {}
     if address is None:
         # With Ray's default of 15, workers would only get the time that other programs leave.
@@ -149,41 +137,21 @@ def run_ray(
             job.device.startswith("cuda")
             or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
         )
-        size = _actor_count(ray, workers, ["CPU", "GPU"] if gpus else ["CPU"])
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        # One block per shard, so that little work is lost when an actor dies.
-        results = ray.data.from_items(
-            [{"number": shard.number, "rows": json.dumps(shard.rows)} for shard in shards],
-            override_num_blocks=len(shards),
-        ).map_batches(
-            ShardActor,
-            fn_constructor_args=(job,),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=min(size, len(shards))),
-            num_cpus=1,
-            num_gpus=1 if gpus else None,
-        )
-        for row in results.iter_rows():
-            result = json.loads(row["result"])
-            if "problem" in result:
-                raise CaptionerError(result["problem"])
-            yield Part(**result)
+        kinds = ["CPU", "GPU"] if gpus else ["CPU"]
+        free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
+        size = workers or max(min(free.values()), 1)
+        for kind in kinds:  # too many would wait forever, and Ray would not report it
+            if size > free[kind]:
+                raise CaptionerError(
+                    f"{size} workers need {size} {kind}s, but only {free[kind]} of the Ray cluster "
+                    "are free; use fewer --workers, or add nodes"
+                )
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpus), max_restarts=-1, max_task_retries=-1)
+        actors = [remote(ShardActor).remote(job) for _ in range(min(size, len(shards)))]
+        pool: Any = ActorPool(actors)
+        try:
+            yield from pool.map_unordered(lambda actor, shard: actor.run.remote(shard), shards)
+        except ray.exceptions.RayTaskError as error:  # its own message holds tracebacks
+            raise error.cause from None
     finally:
         ray.shutdown()
-
-
-def _actor_count(ray: Any, workers: int | None, kinds: list[str]) -> int:
-    """Return how many actors to start, each with one of each kind of resource.
-
-    Too many are refused: they would wait forever, and Ray would not report it.
-    """
-    free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
-    wanted = workers or max(min(free.values()), 1)
-    for kind in kinds:
-        if wanted > free[kind]:
-            raise CaptionerError(
-                f"{wanted} workers need {wanted} {kind}s, but only {free[kind]} of the Ray cluster "
-                "are free; use fewer --workers, or add nodes"
-            )
-    return wanted

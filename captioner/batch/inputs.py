@@ -90,10 +90,16 @@ def _input_rows(name: str) -> Iterator[Row]:
     if system.isdir(path):
         return _folder_rows(name, system, path)
     if not is_url(name) and (data := _captioned_data(name)) is not None:
-        return _data_rows(data)
+        logger.info(data.description())
+        split = data.everything()
+        images = [image.path for image in (*split.images, *split.uncaptioned)]
+        found = map(str, [*images, *split.missing])
+        return ((os.path.relpath(path, data.data.folder), path) for path in found)
     if lower.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".json")):
         return _table_rows(name, _records(name))
-    return _list_rows(name, system, path)
+    with system.open(path, "r", encoding="utf-8-sig") as lines:  # a path or URL a line
+        photos = [photo for line in lines if (photo := line.strip("\r\n"))]
+    return ((photo, _resolve(name, photo)) for photo in photos)
 
 
 def _captioned_data(name: str) -> CaptionedData | None:
@@ -107,14 +113,6 @@ def _captioned_data(name: str) -> CaptionedData | None:
         return CaptionedData(DataFiles(root=name), val_share=0.0)
     except DataError:
         return None
-
-
-def _data_rows(data: CaptionedData) -> Iterator[Row]:
-    """Yield the photos of a data set, each once, where they were found."""
-    split = data.everything()
-    logger.info(data.description())
-    for path in (*(i.path for i in (*split.images, *split.uncaptioned)), *split.missing):
-        yield os.path.relpath(str(path), data.data.folder), str(path)
 
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
@@ -132,14 +130,6 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
                 path = posixpath.join(folder, file)
                 identity = posixpath.relpath(path, root)
                 yield identity, system.unstrip_protocol(path) if is_url(name) else path
-
-
-def _list_rows(name: str, system: Any, path: str) -> Iterator[Row]:
-    """Yield the photos of a text file with a path or URL a line."""
-    with system.open(path, "r", encoding="utf-8-sig") as lines:
-        for line in lines:
-            if photo := line.strip("\r\n"):
-                yield photo, _resolve(name, photo)
 
 
 def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:

@@ -57,7 +57,7 @@ def run_batch(
     Args:
         source: Path, URL or pattern of the photos.
         job: What to do with them; `settings` and `tars` are filled in.
-        engine: Function that processes shards and yields those that are done, in any order.
+        engine: Processes shards and yields those that are done, in any order.
         shard_size: Photos in a shard.
         retry_errors: Repeat shards with failed photos.
 
@@ -70,10 +70,11 @@ def run_batch(
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
     output = Folder(absolute(job.output))
-    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if output.is_local:
-        lock = locked_folder(Path(output.root), name=output.name, remedy="choose another --output")
-    with lock:
+    with contextlib.ExitStack() as stack:
+        if output.is_local:
+            remedy = "choose another --output"
+            folder = Path(output.root)
+            stack.enter_context(locked_folder(folder, name=output.name, remedy=remedy))
         job = replace(job, output=output.name, model=model, tars=is_tar(source))
         job, settings = _settled(output, job, shard_size)
         shards = shards_of(source, shard_size)

@@ -127,10 +127,7 @@ class ShardWorker:
             torch.set_num_threads(1)  # torch reads the variable only when it is imported
         self.job = job
         self.captioner = Captioner.from_pretrained(
-            job.model,
-            device=device or job.device,
-            precision=job.precision,
-            engine=job.engine,
+            job.model, device=device or job.device, precision=job.precision, engine=job.engine
         )
         self.output = Folder(job.output)
 

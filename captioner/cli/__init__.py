@@ -125,10 +125,7 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     from captioner.captioner import Captioner
 
     captioner = Captioner.from_pretrained(
-        model,
-        device=arguments.device,
-        precision=arguments.precision,
-        engine=arguments.engine,
+        model, device=arguments.device, precision=arguments.precision, engine=arguments.engine
     )
     dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")

@@ -32,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
         "where a run ended, however it ended. Exit code: 0 all done, 1 some photos failed, 2 "
         "nothing could be done.",
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "input",
         metavar="INPUT",
         help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV, "
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "like, id, or WebDataset shards such as 'shards/{000..099}.tar'; paths, or URLs that "
         "fsspec understands",
     )
-    parser.add_argument(
+    add(
         "--output",
         type=parsing.folder_name,
         required=True,
@@ -51,37 +52,35 @@ def _parser() -> argparse.ArgumentParser:
         parser, engine="--model-engine"
     )  # --engine is what distributes the work
     parsing.add_search_options(parser, min_words=True)
-    parser.add_argument(
-        "--maps", action="store_true", help="also write the attention maps, as float16"
-    )
-    work = parser.add_argument_group("distribution of the work")
-    work.add_argument(
+    add("--maps", action="store_true", help="also write the attention maps, as float16")
+    work = parser.add_argument_group("distribution of the work").add_argument
+    work(
         "--engine",
         choices=["local", "ray"],
         default="local",
-        help="processes on this machine, or Ray Data (default: local)",
+        help="processes on this machine, or Ray (default: local)",
     )
-    work.add_argument(
+    work(
         "--ray-address",
         metavar="ADDRESS",
         help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine); for its "
         "GPUs add --device cuda",
     )
-    work.add_argument(
+    work(
         "--workers",
         type=parsing.whole_number_from(1, 100_000),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
-    work.add_argument(
+    work(
         "--batch-size",
         type=parsing.whole_number_from(1, 4096),
         default=16,
         metavar="N",
         help="photos that the model sees at once (default: 16)",
     )
-    work.add_argument(
+    work(
         "--shard-size",
         type=parsing.whole_number,
         default=SHARD_SIZE,
@@ -89,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="photos in a part of the output, which is what is done again after a failure; of "
         f"WebDataset shards each is a part (default: {SHARD_SIZE})",
     )
-    work.add_argument(
-        "--retry-errors", action="store_true", help="do parts again that have photos that failed"
-    )
+    work("--retry-errors", action="store_true", help="do parts again that have photos that failed")
     return parser
 
 

@@ -20,36 +20,35 @@ def main(argv: list[str] | None = None) -> int:
         "as calibrator.json. For several data sets give --format, --root and --split several "
         "times. Exit code: 0 done, 2 nothing could be done.",
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model folder, or a run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="model folder, or a run")
+    add(
         "--format",
         choices=("auto", *DATA_FORMATS),
         action="append",
         help="layout (default: auto, which recognises it)",
     )
-    parser.add_argument(
-        "--root", action="append", required=True, metavar="DIR", help="folder of the data set"
-    )
-    parser.add_argument("--split", action="append", help="validation split (default: val)")
-    parser.add_argument(
+    add("--root", action="append", required=True, metavar="DIR", help="folder of the data set")
+    add("--split", action="append", help="validation split (default: val)")
+    add(
         "--train-split",
         default="train",
         help="split whose captions give the document frequencies of CIDEr-D (default: train)",
     )
-    parser.add_argument(
+    add(
         "--right-from",
         type=parsing.number_from(0, 10),
         default=0.5,
         metavar="X",
         help="CIDEr-D, from 0 to 10, from which a caption is right (default: 0.5)",
     )
-    parser.add_argument(
+    add(
         "--limit",
         type=parsing.whole_number,
         metavar="N",
         help="only the first N photos of each data set",
     )
-    parser.add_argument("--output", type=Path, help="write the report (JSON) here")
+    add("--output", type=Path, help="write the report (JSON) here")
     parsing.add_device_options(parser)
     return run_command(lambda: _run(parser.parse_args(argv)))
 
@@ -78,9 +77,11 @@ def _run(arguments: argparse.Namespace) -> int:
             raise DataError(f"{root}: split {split!r} has no photo with references")
         training += data_set.split(arguments.train_split).images
     captioner = load_captioner(folder, arguments)
+    # Names with the ends of the paths only: a model folder is given to others.
+    ends = ["/".join(Path(root).resolve().parts[-2:]) for root in arguments.root]
     data = [
-        collect(captioner, name, part, training)
-        for name, part in zip(_names(arguments.root, splits), images, strict=True)
+        collect(captioner, f"{end} {split}", part, training)
+        for end, split, part in zip(ends, splits, images, strict=True)
     ]
     calibrator, report = fit(data, right_from=arguments.right_from)
     write_calibrator(folder, calibrator)
@@ -101,12 +102,3 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     show(str(folder / "calibrator.json"))
     return 0
-
-
-def _names(roots: list[str], splits: list[str]) -> list[str]:
-    """Return names of the data sets, for a report and the model folder.
-
-    They hold the ends of the paths only: a model folder is given to others.
-    """
-    ends = ["/".join(Path(root).resolve().parts[-2:]) for root in roots]
-    return [f"{end} {split}" for end, split in zip(ends, splits, strict=True)]

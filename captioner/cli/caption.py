@@ -27,14 +27,7 @@ from captioner.cli.output import (
     is_withheld,
     of_head,
 )
-from captioner.cli.photos import (
-    STANDARD_INPUT,
-    Skipped,
-    is_page,
-    open_photo,
-    photos_in,
-    refusal_of,
-)
+from captioner.cli.photos import STANDARD_INPUT, Skipped, is_page, open_photo, photos_in, refusal_of
 from captioner.errors import CaptionerError
 from captioner.files import check_writable
 from captioner.log import logger, printable, progress_bar

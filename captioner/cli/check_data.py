@@ -33,28 +33,25 @@ def main(argv: list[str] | None = None) -> int:
         "cannot be read.",
         epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
     )
-    parser.add_argument("root", help="folder of the data set, or its captions file")
-    parser.add_argument(
-        "--split", action="append", help="a split; may be given several times (default: all)"
-    )
+    add = parser.add_argument
+    add("root", help="folder of the data set, or its captions file")
+    add("--split", action="append", help="a split; may be given several times (default: all)")
     parsing.add_layout_options(parser)
-    parser.add_argument(
-        "--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer"
-    )
-    parser.add_argument(
+    add("--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer")
+    add(
         "--max-words",
         type=parsing.whole_number,
         default=DataConfig.max_words,
         metavar="N",
         help=f"as data.max_words of the training (default: {DataConfig.max_words})",
     )
-    parser.add_argument(
+    add(
         "--contact-sheet",
         type=Path,
         metavar="FILE",
         help=f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON here")
+    add("--output", type=Path, metavar="FILE", help="write the report as JSON here")
     return run_command(lambda: _run(parser.parse_args(argv)))
 
 
@@ -76,14 +73,10 @@ def _run(arguments: argparse.Namespace) -> int:
     splits, absent = _read_splits(data, arguments.split)
     show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
-    images = [image for split in splits.values() for image in [*split.images, *split.uncaptioned]]
-    of_split = {
-        image.path: name
-        for name, split in splits.items()
-        for image in [*split.images, *split.uncaptioned]
-    }
+    images = [(n, i) for n, split in splits.items() for i in (*split.images, *split.uncaptioned)]
+    of_split = {image.path: name for name, image in images}
     with progress_bar(total=len(of_split), unit="photo") as bar:
-        facts, unreadable = read_images(images, bar.update)
+        facts, unreadable = read_images([image for _, image in images], bar.update)
     problems = [*absent, *split_problems(splits)]
     statistics = {}
     for name, split in splits.items():
@@ -92,15 +85,19 @@ def _run(arguments: argparse.Namespace) -> int:
         found = caption_findings(split, tokenizer, arguments.max_words)
         problems += [*split.left_out(name), *(f"{name}: {sentence}" for sentence in found)]
     problems = list(dict.fromkeys(problems))  # those of a file come with each of its splits
-    problems += _listed("cannot be read", [f"{p}: {reason}" for p, reason in unreadable.items()])
-    small = [path for path, fact in facts.items() if min(fact.width_px, fact.height_px) < SMALL_PX]
-    problems += _listed(f"smaller than {SMALL_PX} pixels", small)
-    across: list[str] = []
-    within: list[str] = []
-    for a, b in duplicates(facts):
-        (within if of_split[a] == of_split[b] else across).append(f"{a} and {b}")
-    problems += _listed("in two splits under two names (keep one)", across)
-    problems += _listed("there twice (keep one)", within)
+    pairs = [(f"{a} and {b}", of_split[a] == of_split[b]) for a, b in duplicates(facts)]
+    for kind, things in {
+        "cannot be read": [f"{path}: {reason}" for path, reason in unreadable.items()],
+        f"smaller than {SMALL_PX} pixels": [
+            str(path)
+            for path, fact in facts.items()
+            if min(fact.width_px, fact.height_px) < SMALL_PX
+        ],
+        "in two splits under two names (keep one)": [pair for pair, same in pairs if not same],
+        "there twice (keep one)": [pair for pair, same in pairs if same],
+    }.items():
+        if things:
+            problems.append(f"{kind}: {len(things)}, namely {listed(things, NAMED)}")
     problems += _language(splits, tokenizer, arguments.root)
     for name, figures in statistics.items():
         show(f"{name}: " + _summary(figures))
@@ -139,11 +136,6 @@ def _read_splits(
     return splits, absent
 
 
-def _listed(kind: str, things: list[Any]) -> list[str]:
-    """Return a sentence with the number of things and the first of them; none without any."""
-    return [f"{kind}: {len(things)}, namely {listed(things, NAMED)}"] if things else []
-
-
 def _summary(figures: dict[str, Any]) -> str:
     """Return the statistics of a split as one sentence."""
     fewest, most = figures["captions_a_photo"]
@@ -179,12 +171,8 @@ def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFact
     from captioner.data.transforms import open_image
     from captioner.visualization.sheet import contact_sheet
 
-    readable = [
-        (name, image)
-        for name, split in splits.items()
-        for image in split.images
-        if image.path in facts
-    ]
+    images = [(name, image) for name, split in splits.items() for image in split.images]
+    readable = [(name, image) for name, image in images if image.path in facts]
     chosen = random.Random(0).sample(readable, min(ON_SHEET, len(readable)))
     sheet = contact_sheet(
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]

@@ -8,7 +8,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import captioner
 from captioner.cli import OF_TRAINING, parsing, run_command, show
@@ -17,7 +17,9 @@ from captioner.log import printable
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import torch_is_installed
 
-OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a check
+OK, OPTIONAL, MISSING = "ok", "--", "!!"
+# The mark of a line, a name, and what was found, or how to get it.
+Check: TypeAlias = tuple[str, str, str]
 # What pip installs, the modules that it brings, and what needs them.
 _EXTRAS = {
     "captioner[train]": (" ".join(sorted(OF_TRAINING)), "training, evaluation and GPUs"),
@@ -29,14 +31,6 @@ _EXTRAS = {
     "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
     "pillow-heif": ("pillow_heif", "HEIC photos"),
 }
-
-
-class Check(NamedTuple):
-    """One line of the report; where something is absent, `found` says how to get it."""
-
-    mark: str
-    name: str
-    found: str
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,11 +46,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run() -> int:
     broken = []
-    for part in (_versions, _device, _models, _java, _extras):
-        for check in part():
-            show(f"{check.mark}  {check.name:18} {printable(check.found)}")
-            if check.mark == MISSING:
-                broken.append(check.name)
+    for part in (_versions, _device, _models, _extras):
+        for mark, name, found in part():
+            show(f"{mark}  {name:18} {printable(found)}")
+            if mark == MISSING:
+                broken.append(name)
     show(f"\ncaptioner needs: {', '.join(broken)}" if broken else "\ncaptioner works here")
     return 1 if broken else 0
 
@@ -64,14 +58,14 @@ def _run() -> int:
 def _versions() -> Iterator[Check]:
     place = Path(captioner.__file__).parent
     system = f"{platform.system()} {platform.machine()}, {available_cores()} cores"
-    yield Check(OK, "captioner", f"{captioner.__version__} in {place}")
-    yield Check(OK, "Python", f"{platform.python_version()}, {system}")
+    yield OK, "captioner", f"{captioner.__version__} in {place}"
+    yield OK, "Python", f"{platform.python_version()}, {system}"
     for name in ("numpy", "pillow", "openvino", "matplotlib", "torch", "timm"):
         try:
-            yield Check(OK, name, importlib.metadata.version(name))
+            yield OK, name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             if name not in OF_TRAINING:
-                yield Check(MISSING, name, "not installed: install captioner again")
+                yield MISSING, name, "not installed: install captioner again"
 
 
 def _device() -> Iterator[Check]:
@@ -82,10 +76,10 @@ def _device() -> Iterator[Check]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         gigabytes = properties.total_memory / 2**30
-        yield Check(OK, f"cuda:{index}", f"{properties.name}, {gigabytes:.0f} GiB")
+        yield OK, f"cuda:{index}", f"{properties.name}, {gigabytes:.0f} GiB"
     if not torch.cuda.is_available():
         remedy = "to train faster install an NVIDIA driver and a PyTorch with CUDA"
-        yield Check(OPTIONAL, "GPU", f"none; the CPU is fine for captioning: {remedy}")
+        yield OPTIONAL, "GPU", f"none; the CPU is fine for captioning: {remedy}"
 
 
 def _models() -> Iterator[Check]:
@@ -95,21 +89,18 @@ def _models() -> Iterator[Check]:
         try:
             verify(model_folder(name))
         except CaptionerError as error:
-            yield Check(MISSING, f"model {name}", f"{error}: install captioner again")
+            yield MISSING, f"model {name}", f"{error}: install captioner again"
         else:
-            yield Check(OK, f"model {name}", "checksums match")
-
-
-def _java() -> Iterator[Check]:
-    remedy = "METEOR needs it (Debian and Ubuntu: apt-get install default-jre-headless)"
-    java = shutil.which("java")
-    yield Check(OK if java else OPTIONAL, "Java", java or f"not installed: {remedy}")
+            yield OK, f"model {name}", "checksums match"
 
 
 def _extras() -> Iterator[Check]:
+    remedy = "METEOR needs it (Debian and Ubuntu: apt-get install default-jre-headless)"
+    java = shutil.which("java")
+    yield OK if java else OPTIONAL, "Java", java or f"not installed: {remedy}"
     for package, (modules, purpose) in _EXTRAS.items():
         if all(map(importlib.util.find_spec, modules.split())):
-            yield Check(OK, package, f"installed, for {purpose}")
+            yield OK, package, f"installed, for {purpose}"
         else:
             remedy = f"pip install '{package}'"
-            yield Check(OPTIONAL, package, f"not installed, needed for {purpose}: {remedy}")
+            yield OPTIONAL, package, f"not installed, needed for {purpose}: {remedy}"

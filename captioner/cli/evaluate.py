@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.cli.output import add_at_test
-from captioner.data.captioned import CaptionedImage
 from captioner.errors import ConfigError, DataError
-from captioner.evaluation.metrics import PYTHON_TOKENIZER
-from captioner.evaluation.results import (
-    match_captions,
-    read_captions,
-    write_json,
-)
-from captioner.evaluation.tables import BIAS, cell_text, result_tables
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from captioner.data.layouts import DataFiles
-    from captioner.evaluation.evaluate import AttentionSettings
+    from captioner.data.captioned import CaptionedImage
+    from captioner.data.layouts import CaptionedData, DataFiles
+    from captioner.evaluation.evaluate import AttentionSettings, Evaluation
     from captioner.types import Caption
 
 REPORTED = 6  # photos of a kind in a report
@@ -43,55 +37,42 @@ def _parser() -> argparse.ArgumentParser:
         "ROUGE-L and CIDEr (pycocoevalcap); with --results, score the captions of a file. Exit "
         "code: 0 all done, 1 some photos failed, 2 nothing could be done.",
     )
+    add = parser.add_argument
     parsing.add_data_options(
         parser, default="test", help="such as test, val, val2017 (default: test)"
     )
-    parser.add_argument(
+    add(
         "--results",
         type=Path,
         metavar="FILE",
         help="score the captions in this file, of any model: COCO results, a results.json, a table "
         "of image and caption, or an output of captioner batch; no photo is read",
     )
-    parser.add_argument("--output", type=Path, help="write results.json here")
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write a page with figures and photos here"
-    )
-    parser.add_argument(
-        "--limit", type=parsing.whole_number, metavar="N", help="only the first N photos"
-    )
-    parser.add_argument(
-        "--train-split", metavar="SPLIT", help="count the captions that are not in this split"
-    )
-    parser.add_argument(
+    add("--output", type=Path, help="write results.json here")
+    add("--report", type=Path, metavar="FILE", help="write a page with figures and photos here")
+    add("--limit", type=parsing.whole_number, metavar="N", help="only the first N photos")
+    add("--train-split", metavar="SPLIT", help="count the captions that are not in this split")
+    add(
         "--time-limit",
         type=parsing.number_from(1),
         default=600.0,
         metavar="S",
         help="for the scorers, in seconds (default: 600)",
     )
-    parser.add_argument(
+    add(
         "--bias",
         action="store_true",
         help="show how often man and woman, adult and child, and the colours of clothes are right "
         "where the references agree (English captions; --output always has it)",
     )
-    _add_attention_options(parser)
-    parsing.add_model_options(parser)
-    add_at_test(parser)
-    return parser
-
-
-def _add_attention_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that measure attention."""
-    parser.add_argument(
+    add(
         "--objects",
         type=Path,
         nargs="+",
         metavar="FILE",
         help="COCO's instances_*.json of the photos: does attention lie on the objects named?",
     )
-    parser.add_argument(
+    add(
         "--faithfulness",
         type=parsing.whole_number,
         nargs="?",
@@ -101,35 +82,43 @@ def _add_attention_options(parser: argparse.ArgumentParser) -> None:
         help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
         "delete attended cells: do the words become unlikely?",
     )
+    parsing.add_model_options(parser)
+    add_at_test(parser)
+    return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    for file in filter(None, (arguments.output, arguments.report)):
+    from captioner.data.layouts import CaptionedData
+    from captioner.evaluation.results import write_json
+
+    written = [file for file in (arguments.output, arguments.report) if file]
+    for file in written:
         check_writable(file)  # before hours of captioning
-    return _score_file(arguments) if arguments.results else _caption_and_score(arguments)
-
-
-def _score_file(arguments: argparse.Namespace) -> int:
-    """Score the captions of a file."""
-    if arguments.report or arguments.faithfulness or arguments.objects:
+    if arguments.results and (arguments.report or arguments.faithfulness or arguments.objects):
         raise ConfigError(
             "--results scores captions without their model: leave out --report, --faithfulness "
             "and --objects"
         )
-    results = score_file(
-        arguments.results,
-        parsing.chosen_data(arguments),
-        arguments.split,
-        limit=arguments.limit,
-        training_captions=_training_captions(arguments),
-        time_limit_s=arguments.time_limit,
-    )
+    data = parsing.chosen_data(arguments)
+    training = None
+    if arguments.train_split:
+        training = CaptionedData(data).captions(arguments.train_split)
+    options = {"training_captions": training, "time_limit_s": arguments.time_limit}
+    code = 0
+    if arguments.results:
+        split, limit = arguments.split, arguments.limit
+        results = score_file(arguments.results, data, split, limit=limit, **options)
+    else:
+        evaluation, images, code = _caption_split(CaptionedData(data), arguments, options)
+        results = evaluation.results
     if arguments.output:
         write_json(arguments.output, results)
+    if arguments.report:
+        _report(arguments.report, results, images, evaluation.captions)
     _show_results(results, bias=arguments.bias)
-    if arguments.output:
-        show(str(arguments.output))
-    return 0
+    for file in written:
+        show(str(file))
+    return code
 
 
 def score_file(
@@ -138,18 +127,18 @@ def score_file(
     """Return the results of the captions in a file; `options` are those of `score_texts`."""
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.evaluate import score_texts
+    from captioner.evaluation.results import match_captions, read_captions
 
     captions = read_captions(path, split)
     references = CaptionedData(data)
     images = references.references(split)[:limit]
     texts = match_captions(captions, images)
     if not texts:
-        example = images[0] if images else None
+        example = f"{images[0].image_id!r} ({images[0].path.name})" if images else "no photo"
         raise DataError(
             f"{path}: none of its {len(captions)} captions is of a photo of split {split!r} of "
-            f"{data.root}: it names {next(iter(captions))!r}, and the data set "
-            f"{f'{example.image_id!r} ({example.path.name})' if example else 'no photo'}; name the "
-            "split of these captions"
+            f"{data.root}: it names {next(iter(captions))!r}, and the data set {example}; name "
+            "the split of these captions"
         )
     if without := [image for image in images if image.image_id not in texts]:
         logger.warning(
@@ -166,22 +155,14 @@ def score_file(
     return score_texts(texts, scored, signature=signature, **options)
 
 
-def _training_captions(arguments: argparse.Namespace) -> list[str] | None:
-    from captioner.data.layouts import CaptionedData
-
-    if not arguments.train_split:
-        return None
-    return CaptionedData(parsing.chosen_data(arguments)).captions(arguments.train_split)
-
-
-def _caption_and_score(arguments: argparse.Namespace) -> int:
-    """Caption the photos of a split; score the captions."""
+def _caption_split(
+    data: CaptionedData, arguments: argparse.Namespace, options: Mapping[str, Any]
+) -> tuple[Evaluation, list[CaptionedImage], int]:
+    """Caption the photos of a split and score them; return the photos and the exit code, too."""
     from captioner.data.caption_checks import same_caption
-    from captioner.data.layouts import CaptionedData
+    from captioner.evaluation.evaluate import evaluate
 
-    data = CaptionedData(parsing.chosen_data(arguments))
     split = data.split(arguments.split)
-    training = _training_captions(arguments)
     if not data.has_splits and arguments.split not in ("train", "val"):
         logger.warning(
             f"{arguments.root} has no splits, so all of its photos are scored, those that a model "
@@ -199,9 +180,8 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         logger.warning(sentence)
     if repeated := same_caption(images):
         logger.warning(repeated)
-    from captioner.evaluation.evaluate import evaluate
-
-    captioner = load_captioner(parsing.chosen_model(arguments), arguments)
+    model = parsing.chosen_model(arguments)
+    captioner = load_captioner(model, arguments)
     decoding = captioner.config.decoding
     logger.info(data.description())
     logger.info(
@@ -213,25 +193,15 @@ def _caption_and_score(arguments: argparse.Namespace) -> int:
         images,
         beam_size=arguments.beam_size,
         at_test=arguments.at_test,
-        training_captions=training,
         attention=attention,
-        time_limit_s=arguments.time_limit,
         signature={
-            "model": str(parsing.chosen_model(arguments)),
+            "model": str(model),
             "precision": arguments.precision,
             "data": f"{data.format} {arguments.split}",
         },
+        **options,
     )
-    results = evaluation.results
-    if arguments.output:
-        write_json(arguments.output, results)
-    if arguments.report:
-        images = [image for image in images if image.image_id in evaluation.captions]
-        _report(arguments.report, results, images, evaluation.captions)
-    _show_results(results, bias=arguments.bias)
-    for file in filter(None, (arguments.output, arguments.report)):
-        show(str(file))
-    return 1 if evaluation.unreadable or missing else 0
+    return evaluation, images, 1 if evaluation.unreadable or missing else 0
 
 
 def _attention_settings(
@@ -241,24 +211,25 @@ def _attention_settings(
     from captioner.evaluation.evaluate import AttentionSettings, object_keys
     from captioner.evaluation.objects import Objects
 
-    objects = None
-    if arguments.objects:
-        objects = Objects(*arguments.objects)
-        known = object_keys(objects, images)
-        if not known:
-            raise DataError(
-                f"--objects: none of the {len(images)} photos is in there, found by its name; name "
-                "the file of these photos"
-            )
-        if len(known) < len(images):
-            logger.info(
-                f"--objects: grounding is measured on {len(known)} of the {len(images)} photos"
-            )
+    if not arguments.objects:
+        return AttentionSettings(None, arguments.faithfulness)
+    objects = Objects(*arguments.objects)
+    known = len(object_keys(objects, images))
+    if not known:
+        raise DataError(
+            f"--objects: none of the {len(images)} photos is in there, found by its name; name "
+            "the file of these photos"
+        )
+    if known < len(images):
+        logger.info(f"--objects: grounding is measured on {known} of the {len(images)} photos")
     return AttentionSettings(objects, arguments.faithfulness)
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     """Print the tables of the results."""
+    from captioner.evaluation.metrics import PYTHON_TOKENIZER
+    from captioner.evaluation.tables import BIAS, result_tables
+
     signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
         logger.warning(
@@ -282,13 +253,13 @@ def _report(
     captions: Mapping[int | str, Caption],
 ) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
-    import random
-
     from captioner.data.transforms import open_image
+    from captioner.evaluation.tables import cell_text, result_tables
     from captioner.visualization import ReportedImage, report_page
 
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
-    ranked = sorted(images, key=lambda image: -scores[image.image_id].get("CIDEr", 0.0))
+    captioned = [image for image in images if image.image_id in captions]
+    ranked = sorted(captioned, key=lambda image: -scores[image.image_id].get("CIDEr", 0.0))
     chosen = {
         "Best photos by CIDEr": ranked[:REPORTED],
         "Worst photos by CIDEr": ranked[REPORTED:][-REPORTED:][::-1],
@@ -297,14 +268,13 @@ def _report(
         chosen["Photos at random"] = random.Random(0).sample(ranked, REPORTED)
 
     def reported(image: CaptionedImage) -> ReportedImage:
-        names = ("CIDEr", "METEOR", "Bleu_4")
         found = scores[image.image_id]
         return ReportedImage(
             name=image.path.name,
             image=open_image(image.path),
             caption=captions[image.image_id],
             references=image.captions,
-            scores={name: found[name] for name in names if name in found},
+            scores={name: found[name] for name in ("CIDEr", "METEOR", "Bleu_4") if name in found},
         )
 
     signature = results["signature"]

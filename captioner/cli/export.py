@@ -22,27 +22,26 @@ def main(argv: list[str] | None = None) -> int:
         "weights stay as they are. Both formats hold ONNX graphs, with which captioner captions "
         "on a CPU without PyTorch. Exit code: 0 done, 2 nothing was written.",
     )
-    parser.add_argument("checkpoint", help="a run, a model folder, or a bundled model's name")
-    parser.add_argument(
+    add = parser.add_argument
+    add("checkpoint", help="a run, a model folder, or a bundled model's name")
+    add(
         "output",
         type=parsing.folder,
         nargs="?",
         help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
         "to the checkpoint's own folder, unless it is a bundled model",
     )
-    parser.add_argument(
+    add(
         "--format",
         choices=["half", "onnx"],
         default="half",
         help="half: weights in half precision; onnx: the model's own weights (default: half)",
     )
-    parser.add_argument(
-        "--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)"
-    )
-    search = parser.add_argument_group("search settings to store (default: the checkpoint's)")
-    search.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
-    parsing.add_search_options(search)
-    search.add_argument(
+    add("--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)")
+    group = parser.add_argument_group("search settings to store (default: the checkpoint's)")
+    group.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
+    parsing.add_search_options(group)
+    group.add_argument(
         "--no-repeat-ngram",
         type=int,
         metavar="N",
@@ -51,12 +50,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
-    if arguments.output is None and (arguments.card or _search_settings(arguments)):
+    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    search = parsing.given(arguments, *names)
+    if arguments.output is None and (arguments.card or search):
         parser.error("search settings and --card need a folder to make, in which they are stored")
-    return run_command(lambda: _run(arguments))
+    return run_command(lambda: _run(arguments, search))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
     require_torch("export")
     import torch
 
@@ -85,14 +86,20 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
     model, config, vocabulary = load_model(folder)
-    config = replace(config, decoding=replace(config.decoding, **_search_settings(arguments)))
+    config = replace(config, decoding=replace(config.decoding, **search))
     validate(config)
+    card = arguments.card or folder / CARD
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{card}: cannot be read ({reason})") from None
     save_model(
         arguments.output,
         model,
         config,
         vocabulary,
-        card=_read_card(arguments.card or folder / CARD),
+        card=text,
         dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
         extra_files=read_extra_files(folder),
     )
@@ -103,15 +110,3 @@ def _run(arguments: argparse.Namespace) -> int:
         raise
     show(printable(arguments.output))
     return 0
-
-
-def _search_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    return parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-
-
-def _read_card(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CheckpointError(f"{path}: cannot be read ({reason})") from None

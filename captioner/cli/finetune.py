@@ -6,12 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.cli import parsing, run_command
-from captioner.cli.train import (
-    parse_recipe_options,
-    recipe_parser,
-    split_options,
-    train_and_show,
-)
+from captioner.cli.train import parse_recipe_options, recipe_parser, split_options, train_and_show
 from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
 from captioner.errors import CaptionerError, ConfigError
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from captioner.errors import CaptionerError
 
-MARKDOWN_SUFFIXES = frozenset((".md", ".markdown"))
-PAGE_SUFFIXES = frozenset((".html", ".htm", ".xhtml")) | MARKDOWN_SUFFIXES
-
+MARKDOWN_SUFFIXES = (".md", ".markdown")
 _LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
 # Attributes from which scripts load images when they are scrolled to; `src` is a placeholder then.
 _LAZY = ("data-src", "data-lazy-src", "data-original", "data-lazy", "data-url")
@@ -28,13 +25,6 @@ class _ImageTag(NamedTuple):
     start: int  # offset in the page's text
     text: str  # the tag, or Markdown's `![]`
     sources: list[str]  # addresses of the image, the best first
-
-
-@dataclass(frozen=True)
-class _Gap:
-    start: int
-    text: str
-    image: Path
 
 
 class Page:
@@ -64,33 +54,35 @@ class Page:
         self._text, self._encoding = _decode(content)
         tags, markup = [], self._text
         if file.suffix.lower() in MARKDOWN_SUFFIXES:
-            markup = _without_code(self._text)
-            tags = list(_markdown_images(markup))
-        reader = _TagReader(markup)
+            # Blanks instead of code, so that all offsets stay.
+            markup = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), self._text)
+            for match in _IMAGE.finditer(markup):
+                tag, quoted, plain = match.groups()
+                address = quoted or plain
+                tags.append(_ImageTag(match.start(), tag, [address] if address else []))
         self.elsewhere = 0
-        self._gaps: list[_Gap] = []
-        for tag in sorted([*tags, *reader.tags]):
-            found = [_local_file(source, file, site_root) for source in tag.sources]
+        self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
+        for start, text, sources in sorted([*tags, *_TagReader(markup).tags]):
+            found = [_local_file(source, file, site_root) for source in sources]
             local = [path for path in found if path is not None]
             if local:
                 image = next((path for path in local if path.is_file()), local[0])
-                self._gaps.append(_Gap(tag.start, tag.text, image))
-            elif tag.sources:
+                self._gaps.append((start, text, image))
+            elif sources:
                 self.elsewhere += 1
 
     @property
     def images(self) -> list[Path]:
         """The images to caption, each once, in the page's order."""
-        return list(dict.fromkeys(gap.image for gap in self._gaps))
+        return list(dict.fromkeys(image for _, _, image in self._gaps))
 
     def filled(self, texts: Mapping[Path, str]) -> bytes:
         """Return the page with these alternative texts, by the image's path."""
         pieces, end = [], 0
-        for gap in self._gaps:
-            if not texts.get(gap.image):
-                continue
-            pieces += [self._text[end : gap.start], _with_alt(gap.text, texts[gap.image])]
-            end = gap.start + len(gap.text)
+        for start, tag, image in self._gaps:
+            if text := texts.get(image):
+                pieces += [self._text[end:start], _with_alt(tag, text)]
+                end = start + len(tag)
         pieces.append(self._text[end:])
         return "".join(pieces).encode(self._encoding, errors="xmlcharrefreplace")
 
@@ -175,6 +167,7 @@ def _with_alt(tag: str, text: str) -> str:
     return f'{head} alt="{html.escape(text)}"{rest}'
 
 
+# Markdown: fenced code and code in a line; an image without a text, as `![](a.jpg)`.
 _CODE = re.compile(
     r"^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)|(?<!`)(`+)(?!`).+?(?<!`)\2(?!`)",
     re.MULTILINE | re.DOTALL,
@@ -182,18 +175,6 @@ _CODE = re.compile(
 _IMAGE = re.compile(
     r"""(?<!\\)(!\[\s*\])\(\s*(?:<([^>\n]*)>|([^()\s]*(?:\([^()\s]*\)[^()\s]*)*))[^()]*\)"""
 )
-
-
-def _without_code(text: str) -> str:
-    """Return Markdown with blanks instead of its code, so that all offsets stay."""
-    return _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
-
-
-def _markdown_images(text: str) -> Iterator[_ImageTag]:
-    """Yield the images of Markdown without a text, as `![](a.jpg)`."""
-    for match in _IMAGE.finditer(text):
-        tag, quoted, plain = match.groups()
-        yield _ImageTag(match.start(), tag, [address] if (address := quoted or plain) else [])
 
 
 def _decode(content: bytes) -> tuple[str, str]:

@@ -20,11 +20,10 @@ def main(argv: list[str] | None = None) -> int:
         prog="captioner plot",
         description="Draw a run's curves: losses, rates, metrics, entropy of attention.",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument(
-        "--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run folder")
+    add("--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)")
+    add(
         "--save",
         type=parsing.names_of((*KINDS, "gif", "all")),
         default=("png",),
@@ -34,7 +33,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if "gif" in arguments.save:
         logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
-    arguments.kinds = KINDS if "all" in arguments.save else arguments.save
     return run_command(lambda: _run(arguments))
 
 
@@ -43,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     entries = read_metrics(arguments.run)
     output = arguments.output or arguments.run / "plots"
-    curves = [output / f"curves.{kind}" for kind in arguments.kinds if kind != "gif"]
+    curves = [output / f"curves.{kind}" for kind in KINDS if {kind, "all"} & {*arguments.save}]
     save_curves(entries, curves, title=arguments.run.resolve().name)
     for path in curves:
         show(str(path))

@@ -54,12 +54,13 @@ def _run(arguments: argparse.Namespace) -> int:
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     words = captioner.vocabulary.tokenizer.split(arguments.text)
-    unknown = [word for word in words if word not in captioner.vocabulary]
-    if unknown:
+    if unknown := [word for word in words if word not in captioner.vocabulary]:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    left_out = _left_out(arguments.text, words)
-    if left_out:
-        logger.info(f"left out, because the model reads no such characters: {' '.join(left_out)}")
+    characters = dict.fromkeys(unicodedata.normalize("NFKC", arguments.text).lower())
+    read = set("".join(words))
+    # All but punctuation, blanks and control characters.
+    if left := [c for c in characters if c not in read and unicodedata.category(c)[0] not in "PZC"]:
+        logger.info(f"left out, because the model reads no such characters: {' '.join(left)}")
     captions = [(str(model), caption)]
     pictures: list[Path] = []
     if arguments.output is not None:
@@ -84,13 +85,3 @@ def _run(arguments: argparse.Namespace) -> int:
             f"  the model's own: {caption_note(own, with_total=True)}"
         )
     return 1 if problems else 0
-
-
-def _left_out(text: str, words: list[str]) -> list[str]:
-    """Return the characters of a text that are in none of its words, but punctuation."""
-    read = set("".join(words))
-    return [
-        character
-        for character in dict.fromkeys(unicodedata.normalize("NFKC", text).lower())
-        if character not in read and unicodedata.category(character)[0] not in "PZC"
-    ]

@@ -30,22 +30,21 @@ def _parser() -> argparse.ArgumentParser:
         description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
         "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    add(
         "--port",
         type=parsing.whole_number_from(0, 65535),
         default=8000,
         help="0 takes a free one (default: 8000)",
     )
-    parser.add_argument(
+    add(
         "--token",
         default=os.environ.get(TOKEN_VARIABLE) or None,
         help="what requests must bring; required where other machines reach the host. Better "
         f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
     )
-    parser.add_argument(
+    add(
         "--allow-origin",
         action="append",
         default=[],
@@ -54,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a web site whose pages may use the interface, as in https://example.org; may be "
         "given several times (default: only the server's own page)",
     )
-    parser.add_argument(
+    add(
         "--model",
         action="append",
         default=[],
@@ -62,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a bundled model; may be given several times, the first is the default (default: all "
         "of them, soft first)",
     )
-    parser.add_argument(
+    add(
         "--checkpoint",
         action="append",
         default=[],
@@ -70,25 +69,21 @@ def _parser() -> argparse.ArgumentParser:
         help="a model folder, or a run; may be given several times",
     )
     parsing.add_device_options(parser)
-    parser.add_argument(
+    add(
         "--max-requests",
         type=parsing.whole_number,
         default=128,
         help="requests processed at once; more are refused with 503 (default: 128)",
     )
-    parser.add_argument(
-        "--max-megabytes", type=parsing.whole_number, default=20, help="of a request (default: 20)"
-    )
-    parser.add_argument(
-        "--max-megapixels", type=parsing.whole_number, default=50, help="of a photo (default: 50)"
-    )
-    parser.add_argument(
+    add("--max-megabytes", type=parsing.whole_number, default=20, help="of a request (default: 20)")
+    add("--max-megapixels", type=parsing.whole_number, default=50, help="of a photo (default: 50)")
+    add(
         "--allow-urls",
         action="store_true",
         help="requests may name photos by their addresses, which the server fetches, but not from "
         "private networks",
     )
-    parser.add_argument(
+    add(
         "--deadline",
         type=parsing.whole_number,
         default=30,

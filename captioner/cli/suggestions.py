@@ -83,7 +83,7 @@ _COMMANDS = {
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
 # Commands and options of earlier versions, and what to do instead.
 REMOVED_COMMANDS = {
-    "shards": "train from the folder itself; tar files that it wrote are read from a disk",
+    "shards": "train from the folder itself; tar files that it wrote are read from a disk"
 }
 _REMOVED = {
     "caption --in-place": "--write html writes a copy of the page; move it over the page",

@@ -49,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def train_and_show(config: Config, resume: bool, *, validate_start: bool = False) -> int:
     """Train, show the folder of the best model, and return the exit code."""
+    from captioner.checkpoint import DESCRIPTION
+    from captioner.export import export_graphs
     from captioner.training.run import holds_a_run, train
 
     reports = os.environ.get("RANK", "0") == "0"  # of several processes, the first alone
@@ -57,33 +59,22 @@ def train_and_show(config: Config, resume: bool, *, validate_start: bool = False
     except KeyboardInterrupt:
         end_at_next_interrupt()
         run = Path(config.train.output)
+        message = f"interrupted before {run} had a checkpoint; start the same command again"
+        if holds_a_run(run):
+            message = f"interrupted; go on with the same command and --resume ({run})"
         if reports:
-            print(
-                f"interrupted; go on with the same command and --resume ({run})"
-                if holds_a_run(run)
-                else f"interrupted before {run} had a checkpoint; start the same command again",
-                file=sys.stderr,
-            )
+            print(message, file=sys.stderr)
         return INTERRUPTED
     end_at_next_interrupt()  # an exception during the export can abort the process
     if reports:
-        _add_graphs(best)
+        if not (best / DESCRIPTION).exists():  # there are graphs of a run that had ended before
+            logger.info(f"writing graphs to {best}, with which it captions without PyTorch")
+            try:
+                export_graphs(best)
+            except CaptionerError as error:
+                logger.warning(f"{error}; the model is complete, but needs PyTorch")
         show(str(best))
     return 0
-
-
-def _add_graphs(folder: Path) -> None:
-    """Add ONNX graphs to a trained model, which without them needs PyTorch to caption."""
-    from captioner.checkpoint import DESCRIPTION
-    from captioner.export import export_graphs
-
-    if (folder / DESCRIPTION).exists():  # of a run that had ended before
-        return
-    logger.info(f"writing graphs to {folder}, with which it captions without PyTorch")
-    try:
-        export_graphs(folder)
-    except CaptionerError as error:
-        logger.warning(f"{error}; the model is complete, but needs PyTorch")
 
 
 def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:

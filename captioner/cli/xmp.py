@@ -7,7 +7,7 @@ added to them with all else left as it is, byte for byte.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from xml.parsers import expat
@@ -112,7 +112,7 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
         found = [e for e in elements if (e.name, e.parent) == (full_name, description)]
         if not found:
             new += _property(name, text)
-        elif overwrite or not "".join(found[0].texts).strip():
+        elif overwrite or not found[0].text.strip():
             changes.append((found[0].start, found[0].end, _property(name, text)))
     if new:
         first = next((each for each in elements if each.name == description), None)
@@ -141,7 +141,7 @@ class _Element:
     start: int
     inside: int  # the end of the start tag
     end: int = 0
-    texts: list[str] = field(default_factory=list)  # also of the elements in it
+    text: str = ""  # also of the elements in it
 
 
 def _elements(content: bytes) -> list[_Element]:
@@ -152,24 +152,23 @@ def _elements(content: bytes) -> list[_Element]:
     opened: list[_Element] = []
     parser = expat.ParserCreate(namespace_separator=" ")
 
-    def tag_end(start: int) -> int:
-        found = _TAG.match(content, start)
+    def tag_end() -> int:
+        found = _TAG.match(content, parser.CurrentByteIndex)
         return found.end() if found else len(content)
 
     def start_element(name: str, _: object) -> None:
-        start = parser.CurrentByteIndex
         parent = opened[-1].name if opened else ""
-        opened.append(_Element(name, parent, start, tag_end(start)))
+        opened.append(_Element(name, parent, parser.CurrentByteIndex, tag_end()))
         elements.append(opened[-1])
 
     def end_element(_: str) -> None:
         element = opened.pop()
         is_empty = content[: element.inside].endswith(b"/>")
-        element.end = element.inside if is_empty else tag_end(parser.CurrentByteIndex)
+        element.end = element.inside if is_empty else tag_end()
 
     def character_data(data: str) -> None:
         for element in opened:
-            element.texts.append(data)
+            element.text += data
 
     parser.StartElementHandler = start_element
     parser.EndElementHandler = end_element

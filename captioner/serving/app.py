@@ -1,9 +1,9 @@
 """The HTTP application: middlewares, routes, their OpenAPI document and the web page."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, params
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -23,8 +23,6 @@ from captioner.serving.requests import PhotoRequest, PhotoRequestReader, describ
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
 from captioner.serving.service import Limits, Service
 from captioner.visualization import viewer_script
-
-Options = TypeVar("Options", bound=BaseModel)
 
 # The files of the page: address, package, file, media type.
 PAGE = (
@@ -109,10 +107,9 @@ def create_app(
         )
     app.add_middleware(BrowserRules, allowed_origins=allowed_origins)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
-    Instrumentator(
-        should_group_status_codes=False,
-        registry=registry,
-    ).instrument(app, metric_namespace="captioner").expose(
+    Instrumentator(should_group_status_codes=False, registry=registry).instrument(
+        app, metric_namespace="captioner"
+    ).expose(
         app,
         tags=["service"],
         dependencies=login,
@@ -125,61 +122,33 @@ def create_app(
 def _photo_routes(service: Service) -> APIRouter:
     """Return the routes that read photos."""
     router = APIRouter(prefix="/v1", tags=["photos"], dependencies=[Depends(service.take_place)])
+    limits = service.limits
 
-    def reader(kind: type[Options]) -> PhotoRequestReader[Options]:
-        return PhotoRequestReader(kind, service.limits.max_bytes, service.limits.deadline_s)
+    def add(
+        name: str,
+        options: type[BaseModel],
+        answer: Callable[[PhotoRequest[Any]], Awaitable[Any]],
+        example: dict[str, Any],
+        content: dict[str, Any],
+        **description: Any,
+    ) -> None:
+        reader = PhotoRequestReader(options, limits.max_bytes, limits.deadline_s)
 
-    @router.post(
-        "/captions",
-        summary="Caption photos",
-        response_model=schemas.CaptionsAnswer | schemas.ManyAnswer[schemas.CaptionsAnswer],
-        responses={200: {"content": {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}}}},
-        openapi_extra=describe_request(schemas.CaptionOptions, {"beam_size": 5}),
-    )
-    async def captions(
-        request: Annotated[
-            PhotoRequest[schemas.CaptionOptions], Depends(reader(schemas.CaptionOptions))
-        ],
-    ) -> Response:
-        return JSONResponse(await service.captions(request))
+        async def route(request: Annotated[PhotoRequest[Any], Depends(reader)]) -> Response:
+            found = await answer(request)
+            return found if isinstance(found, Response) else JSONResponse(found)
 
-    @router.post(
-        "/scores",
-        summary="Score a caption that you bring",
-        response_model=schemas.ScoreAnswer | schemas.ManyAnswer[schemas.ScoreAnswer],
-        responses={200: {"content": {"application/json": {"example": schemas.SCORE_EXAMPLE}}}},
-        openapi_extra=describe_request(
-            schemas.ScoreOptions, {"caption": schemas.CAPTION_EXAMPLE["caption"]}
-        ),
-    )
-    async def scores(
-        request: Annotated[
-            PhotoRequest[schemas.ScoreOptions], Depends(reader(schemas.ScoreOptions))
-        ],
-    ) -> Response:
-        return JSONResponse(await service.scores(request))
+        router.add_api_route(
+            f"/{name}",
+            route,
+            name=name,
+            methods=["POST"],
+            responses={200: {"content": content}},
+            openapi_extra=describe_request(options, example),
+            **description,
+        )
 
-    @router.post(
-        "/pictures",
-        summary="Draw the attention maps of a photo",
-        response_class=Response,
-        responses={
-            200: {
-                "description": "A sheet (png, svg, pdf), an animation (gif), or a page of one "
-                "file (html).",
-                "content": {
-                    media_type: {"schema": {"type": "string", "format": "binary"}}
-                    for media_type in PICTURE_TYPES.values()
-                },
-            }
-        },
-        openapi_extra=describe_request(schemas.PictureOptions, {"format": "png"}),
-    )
-    async def pictures(
-        request: Annotated[
-            PhotoRequest[schemas.PictureOptions], Depends(reader(schemas.PictureOptions))
-        ],
-    ) -> Response:
+    async def picture(request: PhotoRequest[schemas.PictureOptions]) -> Response:
         form = request.options.format
         return Response(
             await service.picture(request),
@@ -187,6 +156,36 @@ def _photo_routes(service: Service) -> APIRouter:
             headers={"Content-Disposition": f'attachment; filename="caption.{form}"'},
         )
 
+    add(
+        "captions",
+        schemas.CaptionOptions,
+        service.captions,
+        {"beam_size": 5},
+        {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}},
+        summary="Caption photos",
+        response_model=schemas.CaptionsAnswer | schemas.ManyAnswer[schemas.CaptionsAnswer],
+    )
+    add(
+        "scores",
+        schemas.ScoreOptions,
+        service.scores,
+        {"caption": schemas.CAPTION_EXAMPLE["caption"]},
+        {"application/json": {"example": schemas.SCORE_EXAMPLE}},
+        summary="Score a caption that you bring",
+        response_model=schemas.ScoreAnswer | schemas.ManyAnswer[schemas.ScoreAnswer],
+    )
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    add(
+        "pictures",
+        schemas.PictureOptions,
+        picture,
+        {"format": "png"},
+        dict.fromkeys(PICTURE_TYPES.values(), binary),
+        summary="Draw the attention maps of a photo",
+        response_description="A sheet (png, svg, pdf), an animation (gif), or a page of one file "
+        "(html).",
+        response_class=Response,
+    )
     return router
 
 
@@ -196,19 +195,18 @@ def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRou
 
     @router.get("/v1/models", summary="The models that are loaded", dependencies=login)
     async def models() -> schemas.ModelsAnswer:
-        return schemas.ModelsAnswer(
-            models=[
-                schemas.ModelBody(
-                    name=name,
-                    attention=captioner.config.attention.select,
-                    decoder=captioner.config.decoder.kind,
-                    beam_size=captioner.config.decoding.beam_size,
-                    max_words=captioner.config.decoding.max_words,
-                    words=len(captioner.vocabulary),
-                )
-                for name, captioner in service.models.items()
-            ]
-        )
+        found = [
+            schemas.ModelBody(
+                name=name,
+                attention=captioner.config.attention.select,
+                decoder=captioner.config.decoder.kind,
+                beam_size=captioner.config.decoding.beam_size,
+                max_words=captioner.config.decoding.max_words,
+                words=len(captioner.vocabulary),
+            )
+            for name, captioner in service.models.items()
+        ]
+        return schemas.ModelsAnswer(models=found)
 
     @router.get("/health", summary="Whether the process lives")
     async def health() -> schemas.StateBody:

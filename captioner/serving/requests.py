@@ -101,12 +101,8 @@ class PhotoRequestReader(Generic[Options]):
         async for chunk in request.stream():
             left -= len(chunk)
             if left < 0:
-                limit = f"{self.max_bytes / 10**6:g} MB"
-                raise Problem(
-                    413,
-                    f"the body is over the limit of {limit}; send less",
-                    headers={"Connection": "close"},
-                )
+                detail = f"the body is over the limit of {self.max_bytes / 10**6:g} MB; send less"
+                raise Problem(413, detail, headers={"Connection": "close"})
             yield chunk
 
     def _validated(self, given: list[tuple[str, Any]]) -> Options:
@@ -124,10 +120,8 @@ class PhotoRequestReader(Generic[Options]):
     def _error(self, location: tuple[int | str, ...], message: str) -> dict[str, str]:
         if message.startswith("Extra inputs"):
             message = f"there is no such option; there are {', '.join(self.kind.model_fields)}"
-        return {
-            "name": ".".join(map(str, location)),
-            "detail": message.removeprefix("Value error, "),
-        }
+        detail = message.removeprefix("Value error, ")
+        return {"name": ".".join(map(str, location)), "detail": detail}
 
 
 async def _read_form(

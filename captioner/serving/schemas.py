@@ -87,9 +87,7 @@ class PictureOptions(SearchSettings):
     def _check_exclusive(self) -> PictureOptions:
         for name in ("beam_size", "min_words", "max_words"):
             if self.caption is not None and getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} is for captions that the model writes, so not with caption"
-                )
+                raise ValueError(f"{name} is for captions of the model, so not with caption")
         return self
 
 

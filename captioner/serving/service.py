@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import anyio
 from anyio.to_thread import run_sync
@@ -33,7 +33,8 @@ from captioner.serving.schemas import (
 from captioner.types import Caption
 from captioner.visualization import OverlayStyle, picture_bytes
 
-Result = TypeVar("Result")
+# A photo as the model takes it, as pictures show it, and its own size.
+Decoded: TypeAlias = tuple[ImageInput, Image.Image, tuple[int, int]]
 PREVIEW_PX = 1280  # longest side of the image in pictures
 FETCH_S = 10.0  # for a photo given by its address
 
@@ -55,15 +56,6 @@ class Limits:
     max_requests: int = 128
     deadline_s: float = 30.0
     allow_urls: bool = False
-
-
-@dataclass(frozen=True)
-class DecodedPhoto:
-    """A photo as the model takes it, and as pictures show it."""
-
-    prepared: ImageInput
-    preview: Image.Image
-    original_size: tuple[int, int]
 
 
 class Service:
@@ -106,8 +98,7 @@ class Service:
             )
 
         async def work(photo: Photo) -> dict[str, Any]:
-            decoded = await self._decode(photo, captioner)
-            captions = await self._caption(name, search, decoded)
+            captions = await self._caption(name, search, (await self._decode(photo, captioner))[0])
             # In a thread: twenty captions with their maps keep others waiting.
             contents = await run_sync(
                 lambda: [each.to_dict(maps=options.maps) for each in captions]
@@ -123,8 +114,8 @@ class Service:
         words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
 
         async def work(photo: Photo) -> dict[str, Any]:
-            decoded = await self._decode(photo, captioner)
-            caption = await self._score(captioner, options.caption, options, decoded)
+            image = (await self._decode(photo, captioner))[0]
+            caption = await self._score(captioner, options.caption, options, image)
             return {
                 "model": name,
                 "caption": caption.to_dict(maps=options.maps),
@@ -153,50 +144,44 @@ class Service:
     @contextmanager
     def _deadline(self) -> Iterator[None]:
         """Context that ends in a Problem (504) when the deadline passes."""
-        deadline_s = self.limits.deadline_s
         try:
-            with anyio.fail_after(deadline_s):
+            with anyio.fail_after(self.limits.deadline_s):
                 yield
         except TimeoutError:
             raise Problem(
                 504,
-                f"the answer was not ready within {deadline_s:g} s; try again, or ask for less (a "
-                "smaller beam_size, a shorter caption)",
+                f"the answer was not ready within {self.limits.deadline_s:g} s; try again, or ask "
+                "for less (a smaller beam_size, a shorter caption)",
             ) from None
 
     async def picture(self, request: PhotoRequest[PictureOptions]) -> bytes:
         """Return a picture of a caption and its attention maps."""
         if len(request.photos) > 1:
             raise option_problem("image", "a picture is of one photo; send a request for each")
-        with self._deadline():
-            return await self._draw(request.photos[0], request.options)
-
-    async def _draw(self, photo: Photo, options: PictureOptions) -> bytes:
+        options = request.options
         name, captioner = self._model(options)
-        if options.caption is not None:
-            _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
-            decoded = await self._decode(photo, captioner)
-            caption = await self._score(captioner, options.caption, options, decoded)
-        else:
-            search = _search_options(captioner, options)
-            decoded = await self._decode(photo, captioner)
-            (caption,) = await self._caption(name, search, decoded)
-        width, height = decoded.preview.size
-        drawn = replace(
-            caption, geometry=caption.geometry.scaled(width, height), image=decoded.preview
-        )
-        return await run_sync(
-            lambda: picture_bytes(
-                drawn,
-                options.format,
-                OverlayStyle(options.style),
-                name="your photo",
-                model=name,
-                original_size=decoded.original_size,
-            ),
-            limiter=self._drawing,
-            abandon_on_cancel=True,
-        )
+        with self._deadline():
+            if options.caption is not None:
+                _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
+                image, preview, size = await self._decode(request.photos[0], captioner)
+                caption = await self._score(captioner, options.caption, options, image)
+            else:
+                search = _search_options(captioner, options)
+                image, preview, size = await self._decode(request.photos[0], captioner)
+                (caption,) = await self._caption(name, search, image)
+            drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
+            return await run_sync(
+                lambda: picture_bytes(
+                    drawn,
+                    options.format,
+                    OverlayStyle(options.style),
+                    name="your photo",
+                    model=name,
+                    original_size=size,
+                ),
+                limiter=self._drawing,
+                abandon_on_cancel=True,
+            )
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         """Return the name and the captioner of the model that the options choose."""
@@ -210,7 +195,7 @@ class Service:
             raise option_problem("at_test", detail)
         return name, captioner
 
-    async def _decode(self, photo: Photo, captioner: Captioner) -> DecodedPhoto:
+    async def _decode(self, photo: Photo, captioner: Captioner) -> Decoded:
         source = photo.source
         try:
             if isinstance(source, str):
@@ -233,23 +218,21 @@ class Service:
         except ImageError as error:
             raise Problem(422, f"the photo {error}") from None
 
-    async def _caption(
-        self, name: str, search: SearchOptions, photo: DecodedPhoto
-    ) -> list[Caption]:
-        """Caption a photo in a batch with others of the same model and settings."""
+    async def _caption(self, name: str, search: SearchOptions, image: ImageInput) -> list[Caption]:
+        """Caption an image in a batch with others of the same model and settings."""
 
         def caption_images(images: Sequence[ImageInput]) -> list[list[Caption]]:
             return self.models[name].captions(images, search)
 
         if search.sample:  # alone, so that a seed draws the same whoever else asks
-            return (await self.batcher.run_alone(lambda: caption_images([photo.prepared])))[0]
-        return await self.batcher.submit((name, search), caption_images, photo.prepared)
+            return (await self.batcher.run_alone(lambda: caption_images([image])))[0]
+        return await self.batcher.submit((name, search), caption_images, image)
 
     async def _score(
-        self, captioner: Captioner, text: str, options: ImageOptions, photo: DecodedPhoto
+        self, captioner: Captioner, text: str, options: ImageOptions, image: ImageInput
     ) -> Caption:
         return await self.batcher.run_alone(
-            lambda: captioner.score(photo.prepared, text, at_test=options.at_test)
+            lambda: captioner.score(image, text, at_test=options.at_test)
         )
 
 
@@ -265,7 +248,7 @@ def _search_options(
         raise option_problem(name, detail) from None
 
 
-def decode(data: bytes, captioner: Captioner, max_pixels: int) -> DecodedPhoto:
+def decode(data: bytes, captioner: Captioner, max_pixels: int) -> Decoded:
     """Decode the bytes of a photo's file.
 
     Raises:
@@ -275,7 +258,7 @@ def decode(data: bytes, captioner: Captioner, max_pixels: int) -> DecodedPhoto:
     size = image.size
     prepared = captioner.transform.array(image)
     image.thumbnail((PREVIEW_PX, PREVIEW_PX), Image.Resampling.LANCZOS)  # if it is larger
-    return DecodedPhoto(prepared, image, size)
+    return prepared, image, size
 
 
 def _check_words(captioner: Captioner, text: str, most: int) -> list[str]:
