@@ -116,7 +116,6 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each of its tensors."""
-        changed: dict[str, Any] = {
-            name: function(value) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: function(value) for name, value in tensors.items()}
         return replace(self, **changed)

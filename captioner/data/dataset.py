@@ -99,10 +99,9 @@ class CaptionDataset(Dataset[Batch]):
         epoch, entries = item
         repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self))
         views = self.captions.image_of[chosen] + repeats * len(self.images)
-        wanted = np.unique(views).tolist()
         inputs: dict[int, Tensor] = {}
         unreadable: dict[str, str] = {}
-        for view in wanted:
+        for view in np.unique(views).tolist():
             repeat, image = divmod(view, len(self.images))
             try:
                 inputs[view] = self._read(image, epoch, repeat)
@@ -118,18 +117,18 @@ class CaptionDataset(Dataset[Batch]):
             targets[row, :length] = torch.from_numpy(self.captions.targets[caption])
         seed = torch.tensor(seed_of(self.seed, epoch))
         first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
-        row_of = {view: row for row, view in enumerate(inputs)}
+        read = np.array(list(inputs), dtype=np.int64)  # rising
         return Batch(
             inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
-            images=torch.tensor([view % len(self.images) for view in inputs], dtype=torch.long),
-            image_index=torch.tensor([row_of[view] for view in views.tolist()], dtype=torch.long),
+            images=torch.from_numpy(read % len(self.images)),
+            image_index=torch.from_numpy(np.searchsorted(read, views)),
             targets=targets,
             lengths=torch.from_numpy(lengths),
             words=float(lengths.sum()),
             captions=float(len(lengths)),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),
-            image_seeds=child_seeds(seed + 1, torch.tensor(list(inputs), dtype=torch.long)),
+            image_seeds=child_seeds(seed + 1, torch.from_numpy(read)),
             seed=seed_of(self.seed, epoch, first + 1),
             from_frozen=self.cache is not None,
             unreadable=list(unreadable.items()),
@@ -172,12 +171,10 @@ class CaptionBatches:
         self.batch_size = batch_size
         self.by = by
         self.seed = seed
-        with_captions = np.unique(captions.image_of)
-        sources = np.zeros_like(with_captions)
-        if source_of is not None:
-            sources = np.asarray(source_of)[with_captions]
+        images = np.unique(captions.image_of)
+        sources = np.zeros_like(images) if source_of is None else np.asarray(source_of)[images]
         self._sources = [  # the images of each source, with its weight
-            (with_captions[sources == source], weight) for source, weight in enumerate(weights)
+            (images[sources == source], weight) for source, weight in enumerate(weights)
         ]
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
@@ -186,9 +183,8 @@ class CaptionBatches:
         entries = self._entries(epoch)
         if not len(entries):
             return []
-        if self.by == "photo":
-            return self._by_image(entries, generator)
-        return self._by_length(entries, generator)
+        divide = self._by_image if self.by == "photo" else self._by_length
+        return divide(entries, generator)
 
     def share(self, entries: np.ndarray, process: int, processes: int) -> np.ndarray:
         """Return the entries of a batch that a process takes, perhaps none.
@@ -211,13 +207,9 @@ class CaptionBatches:
             if len(images):
                 views[images] = self._views(source, len(images), weight, epoch)
         views_of_captions = views[self.captions.image_of]
-        return np.concatenate(
-            [
-                np.flatnonzero(views_of_captions > repeat) + repeat * len(self.captions)
-                for repeat in range(int(views.max(initial=0)))
-            ]
-            or [np.arange(0)]
-        )
+        repeats = range(int(views.max(initial=0)))
+        found = [np.flatnonzero(views_of_captions > r) + r * len(self.captions) for r in repeats]
+        return np.concatenate(found) if found else np.arange(0)
 
     def _views(self, source: int, images: int, weight: float, epoch: int) -> np.ndarray:
         """Return how often an epoch shows each image of a source, int [images].

@@ -38,42 +38,30 @@ def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool
     if not is_url(url):
         raise ImageError("is no address of a photo: it begins with neither http:// nor https://")
     end = time.monotonic() + timeout
+    handlers = (urllib.request.ProxyHandler({}), _PublicHTTPHandler, _PublicHTTPSHandler)
+    opener = urllib.request.build_opener(*(() if allow_private else handlers))
+    body = bytearray()
     try:
         request = urllib.request.Request(url, headers=_HEADERS)
-        with _opener(allow_private).open(request, timeout=timeout) as response:
-            return _read(response, max_bytes, end)
+        with opener.open(request, timeout=timeout) as response:
+            if response.headers.get_content_type() == "text/html":
+                raise ImageError("is a web page, not a photo: give the address of the photo itself")
+            while chunk := response.read1(_CHUNK_BYTES):
+                body += chunk
+                if len(body) > max_bytes:
+                    raise ImageError(f"is over the limit of {max_bytes / 10**6:g} MB")
+                if time.monotonic() > end:
+                    raise TimeoutError
     except urllib.error.HTTPError as error:
         raise ImageError(
             f"cannot be fetched: the site answers {error.code} {error.reason}"
         ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        if isinstance(reason, ImageError):
-            raise reason from None
         if isinstance(reason, TimeoutError):
-            raise ImageError(f"cannot be fetched within {timeout:g} s") from None
+            reason = f"not within {timeout:g} s"
         raise ImageError(f"cannot be fetched ({reason})") from None
-
-
-def _read(response: http.client.HTTPResponse, max_bytes: int, end: float) -> bytes:
-    if response.headers.get_content_type() == "text/html":
-        raise ImageError("is a web page, not a photo: give the address of the photo itself")
-    body = bytearray()
-    while chunk := response.read1(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > max_bytes:
-            raise ImageError(f"is over the limit of {max_bytes / 10**6:g} MB")
-        if time.monotonic() > end:
-            raise TimeoutError
     return bytes(body)
-
-
-def _opener(allow_private: bool) -> urllib.request.OpenerDirector:
-    if allow_private:
-        return urllib.request.build_opener()
-    return urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), _PublicHTTPHandler, _PublicHTTPSHandler
-    )
 
 
 class _PublicHTTPConnection(http.client.HTTPConnection):

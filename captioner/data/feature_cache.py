@@ -33,12 +33,11 @@ MAX_STRETCH = 0.1  # a crop's sides are stretched by up to exp(0.1), one up and 
 
 
 class FeatureCache:
-    """float16 array [images, views, C, h, w], memory-mapped.
+    """float16 array [images, views, C, h, w], memory-mapped; view 0 is the image not augmented.
 
     The name of its folder is a hash of everything that the values depend on: the encoder's weights,
     the preprocessing and augmentation, the seed, and each image's path, size and time of change.
-    So a stale cache is never read: other images have another folder. View 0 is the plain image, the
-    others are augmented.
+    So a stale cache is never read.
 
     Attributes:
         unreadable: Images that could not be read when the cache was made, each with the reason.
@@ -104,9 +103,9 @@ class FeatureCrop:
 
 
 class _Views(Dataset[tuple[Tensor, list[str]]]):
-    """All views of all images as network inputs; an item is a range of them.
+    """All views of all images; an item is a range of them.
 
-    Each view [B, 3, H, W] comes with the reason if its image is unreadable.
+    Each view is a network input [3, H, W], with the reason if its image is unreadable, else "".
     """
 
     def __init__(
@@ -118,18 +117,16 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
         return len(self.paths) * self.views
 
     def __getitem__(self, indices: range) -> tuple[Tensor, list[str]]:
-        views, reasons = zip(*map(self._read, indices), strict=True)
-        return torch.stack(views), list(reasons)
-
-    def _read(self, index: int) -> tuple[Tensor, str]:
-        """Return item `index` as the network's input [3, H, W], and "" or why it is unreadable."""
-        image, view = divmod(index, self.views)
-        generator = np.random.default_rng((self.seed, image, view)) if view else None
-        try:
-            return self.transform(open_image(self.paths[image]), generator)[0], ""
-        except ImageError as error:
-            empty = torch.zeros(3, self.transform.height_px, self.transform.width_px)
-            return empty, str(error)
+        views = torch.zeros(len(indices), 3, self.transform.height_px, self.transform.width_px)
+        reasons = [""] * len(indices)
+        for row, index in enumerate(indices):
+            image, view = divmod(index, self.views)
+            generator = np.random.default_rng((self.seed, image, view)) if view else None
+            try:
+                views[row] = self.transform(open_image(self.paths[image]), generator)[0]
+            except ImageError as error:
+                reasons[row] = str(error)
+        return views, reasons
 
     def key(self, fingerprint: str) -> str:
         """Return a hash of everything that the cached values depend on."""
@@ -194,6 +191,7 @@ def build_feature_cache(
 
 
 def _is_done(folder: Path, items: int) -> bool:
+    """Return whether a cache is complete; those of earlier versions wrote down how far they got."""
     try:
         return bool(json.loads((folder / DONE).read_bytes())["done"] == items)
     except FileNotFoundError:

@@ -36,11 +36,10 @@ def opened(
     """
 
     def try_to_read(image: tuple[Key, Any]) -> tuple[Key, Image.Image | ImageError]:
-        key, source = image
         try:
-            return key, read(source)
+            return image[0], read(image[1])
         except ImageError as error:
-            return key, error
+            return image[0], error
 
     batch: list[tuple[Key, Image.Image]] = []
     pixels = 0

@@ -53,13 +53,9 @@ def read_images(
 
 def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, ImagePath]]:
     """Return pairs of files with the same bytes."""
-    found = []
-    by_digest: dict[str, ImagePath] = {}
-    for path, fact in facts.items():
-        first = by_digest.setdefault(fact.digest, path)
-        if first != path:
-            found.append((first, path))
-    return found
+    first: dict[str, ImagePath] = {}
+    pairs = [(first.setdefault(fact.digest, path), path) for path, fact in facts.items()]
+    return [(one, other) for one, other in pairs if one != other]
 
 
 def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> dict[str, Any]:

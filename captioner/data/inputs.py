@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 ImageInput: TypeAlias = (
     "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
     " | tuple[Tensor | np.ndarray, Geometry]"
-)
-_ACCEPTED = (
-    "a path, bytes, an open binary file, a PIL image, or uint8 pixels [height, width, 3] as a "
-    "NumPy array or a tensor"
 )
 
 
@@ -58,26 +53,28 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
 
 
 def _opened(source: Any) -> Image.Image:
-    """Return any image that `Captioner.caption` accepts, but for a prepared one, as upright RGB."""
+    """Return an image of any kind but a prepared one as upright RGB."""
     if isinstance(source, Image.Image):
         return upright_rgb(source)
-    if isinstance(source, (str, Path, TarMember, bytes)):
+    if isinstance(source, (str, TarMember, bytes)):
         return open_image(source)
     if isinstance(source, os.PathLike):
         return open_image(os.fsdecode(source))
     if _is_array(source):
-        kind = "an array" if isinstance(source, np.ndarray) else "a tensor"
-        dtype = str(source.dtype).removeprefix("torch.")  # NumPy does not have all of PyTorch's
+        dtype = str(source.dtype).removeprefix("torch.")
         if dtype != "uint8" or source.ndim != 3 or source.shape[-1] != 3:
             raise ImageError(
-                f"is {kind} of {dtype} {list(source.shape)}; use uint8 pixels "
+                f"is an array of {dtype} {list(source.shape)}; use uint8 pixels "
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
         pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
         return Image.fromarray(np.ascontiguousarray(pixels))
-    data = source.read() if callable(getattr(source, "read", None)) else None
+    data = source.read() if hasattr(source, "read") else None
     if not isinstance(data, bytes):
-        raise ImageError(f"is a value of type {type(source).__name__}; use {_ACCEPTED}")
+        raise ImageError(
+            f"is a value of type {type(source).__name__}; use a path, bytes, an open binary file, "
+            "a PIL image, or uint8 pixels [height, width, 3] as a NumPy array or a tensor"
+        )
     if not data:
         raise ImageError("is a file that is empty, or was read to its end before")
     return open_image(data)
@@ -91,6 +88,17 @@ def as_list(images: Any) -> list[ImageInput]:
     return list(images)
 
 
+def drawable(image: Any) -> str | bytes | Image.Image | None:
+    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
+    if isinstance(image, TarMember):
+        return image.read_bytes()
+    if isinstance(image, os.PathLike):
+        return os.fsdecode(image)
+    if isinstance(image, (str, bytes, Image.Image)):
+        return image
+    return _opened(image) if _is_array(image) else None
+
+
 def _is_prepared(image: Any) -> bool:
     """Return whether an image is a result of `Captioner.transform`."""
     return isinstance(image, tuple) and len(image) == 2 and isinstance(image[1], Geometry)
@@ -100,14 +108,3 @@ def _is_array(value: object) -> bool:
     """Return whether a value is an array or a tensor, without importing PyTorch."""
     tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
     return tensor or isinstance(value, np.ndarray)
-
-
-def drawable(image: Any) -> str | Path | bytes | Image.Image | None:
-    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
-    if isinstance(image, (str, Path, bytes, Image.Image)):
-        return image
-    if isinstance(image, TarMember):
-        return image.read_bytes()
-    if isinstance(image, os.PathLike):
-        return os.fsdecode(image)
-    return _opened(image) if _is_array(image) else None

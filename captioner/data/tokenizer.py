@@ -128,15 +128,16 @@ class CharacterTokenizer(WordTokenizer):
     name = "characters"
 
     def split(self, text: str) -> list[str]:
-        tokens = []
+        tokens: list[str] = []
         for word in super().split(text):
-            start = 0
-            for position in range(1, len(word)):
-                is_boundary = is_unspaced(word[position]) or is_unspaced(word[start])
-                if is_boundary and not _is_mark(word[position]):
-                    tokens.append(word[start:position])
-                    start = position
-            tokens.append(word[start:])
+            begins = True
+            for character in word:
+                unspaced = is_unspaced(character) or (bool(tokens) and is_unspaced(tokens[-1][0]))
+                if begins or (unspaced and not _is_mark(character)):
+                    tokens.append(character)
+                else:
+                    tokens[-1] += character
+                begins = False
         return [token for token in tokens if token not in ("'", "-")]
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -155,17 +156,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Build the tokenizer that a `tokenizer.json` names; without the file, `words`.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, ConfigError: The file is not a tokenizer's.
+        OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError: The file is not a
+            tokenizer's.
     """
     if not path.exists():
         return WordTokenizer()
     content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("tokenizer.json holds no JSON object")
-    name = content.pop("tokenizer")
-    if not isinstance(name, str):
-        raise ValueError("tokenizer.json names no tokenizer")
-    tokenizer: Tokenizer = TOKENIZERS[name](**content)
+    tokenizer: Tokenizer = TOKENIZERS[content.pop("tokenizer")](**content)
     return tokenizer
 
 

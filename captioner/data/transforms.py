@@ -1,7 +1,6 @@
 """From an image file to the network's input, and the geometry that leads back.
 
-Pixels are decoded by Pillow alone, from an allow-list of formats, because torchvision's decoders
-can crash on damaged files.
+Only Pillow decodes, from an allow-list of formats: torchvision's decoders crash on damaged files.
 """
 
 from __future__ import annotations
@@ -15,14 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
-from PIL import (
-    ExifTags,
-    Image,
-    ImageEnhance,
-    ImageOps,
-    JpegImagePlugin,
-    UnidentifiedImageError,
-)
+from PIL import Image, ImageEnhance, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
 from captioner.data.codecs import is_heif, register_heif, silence_libtiff
@@ -117,8 +109,16 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
     """Decode an open file as upright RGB; raise what Pillow raises, or an ImageError."""
     if not source.seek(0, io.SEEK_END):
         raise ImageError("the file is empty")
+    formats: tuple[str, ...] = IMAGE_FORMATS
+    if is_heif(source):
+        if not register_heif():
+            raise ImageError(
+                "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to "
+                "JPEG"
+            )
+        formats = ("HEIF",)
     try:
-        image: Image.Image = Image.open(source, formats=accepted_formats(source))
+        image: Image.Image = Image.open(source, formats=formats)
     except Image.DecompressionBombError:  # more than twice HALVED_FROM_PIXELS
         source.seek(0)
         if source.read(3) != b"\xff\xd8\xff":
@@ -126,19 +126,20 @@ def _decode(source: IO[bytes], max_pixels: int | None) -> Image.Image:
         source.seek(0)
         image = JpegImagePlugin.JpegImageFile(source)
     with image:
-        if max_pixels is not None and image.width * image.height > max_pixels:
+        pixels = image.width * image.height
+        if max_pixels is not None and pixels > max_pixels:
             raise ImageError(
                 f"has {image.width} x {image.height} pixels and is over the limit of "
                 f"{max_pixels / 10**6:g} megapixels; make it smaller"
             )
-        if image.format in ("JPEG", "MPO") and not image.info.get("progressive"):
-            _check_size(image, MAX_JPEG_PIXELS)
-            scale = 1  # a half, a quarter or an eighth
-            while image.width * image.height > scale**2 * HALVED_FROM_PIXELS:
-                scale *= 2
-            if scale > 1:
-                image.draft(None, (image.width // scale, image.height // scale))
-        _check_size(image)
+        baseline = image.format in ("JPEG", "MPO") and not image.info.get("progressive")
+        if pixels > (MAX_JPEG_PIXELS if baseline else MAX_IMAGE_PIXELS):
+            raise _too_large(pixels, f"{image.width} x {image.height} pixels, ")
+        scale = 1  # a half, a quarter or an eighth
+        while baseline and pixels > scale**2 * HALVED_FROM_PIXELS:
+            scale *= 2
+        if scale > 1:
+            image.draft(None, (image.width // scale, image.height // scale))
         if image.format == "TIFF":
             silence_libtiff()
         if image.format != "HEIF":  # opens at its primary image, not always the first
@@ -174,33 +175,14 @@ def _contrast(image: Image.Image) -> float:
     return float(np.asarray(small).std(axis=(0, 1)).max())
 
 
-def accepted_formats(file: IO[bytes]) -> tuple[str, ...]:
-    """Return the formats that Pillow may take an open file for.
-
-    Raises:
-        ImageError: It is a HEIC photo, and pillow-heif is not installed.
-    """
-    if not is_heif(file):
-        return IMAGE_FORMATS
-    if not register_heif():
-        raise ImageError(
-            "is a HEIC photo: install pillow-heif (pip install pillow-heif), or convert it to JPEG"
-        )
-    return ("HEIF",)
-
-
 def _load(image: Image.Image) -> Image.Image:
+    """Decode the current frame as upright RGB, halved if it is large."""
     image.load()
     ImageOps.exif_transpose(image, in_place=True)
     if image.width * image.height <= HALVED_FROM_PIXELS:
         return _to_rgb(image)
     # Levels of a palette, or of black and white, cannot be averaged.
     return _to_rgb(image.reduce(2)) if image.mode in _AVERAGED else _to_rgb(image).reduce(2)
-
-
-def _check_size(image: Image.Image, limit: int = MAX_IMAGE_PIXELS) -> None:
-    if image.width * image.height > limit:
-        raise _too_large(image.width * image.height, f"{image.width} x {image.height} pixels, ")
 
 
 def _too_large(pixels: int, size: str = "") -> ImageError:
@@ -217,13 +199,12 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     Raises:
         ImageError: It is too large, or cannot be decoded.
     """
-    _check_size(image)
+    if (pixels := image.width * image.height) > MAX_IMAGE_PIXELS:
+        raise _too_large(pixels, f"{image.width} x {image.height} pixels, ")
     try:
         image.load()
-        plain = image.mode == "RGB" and "transparency" not in image.info
-        if plain and image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-            return image
-        return _to_rgb(ImageOps.exif_transpose(image))
+        # exif_transpose would copy a plain image
+        return _to_rgb(ImageOps.exif_transpose(image) if image.getexif() else image)
     except Exception as error:  # noqa: BLE001  (as in open_image)
         raise ImageError(f"cannot be decoded ({error})") from None
 
@@ -300,24 +281,46 @@ class ImageTransform:
             generator: Draws the augmentation; without one nothing is random.
 
         Returns:
-            float32 [3, height_px, width_px], and the rectangle of the image that it covers.
+            float32 [3, height_px, width_px], (x / 255 - mean) / std, and the rectangle of the image
+            that it covers.
         """
-        geometry = Geometry(image.width, image.height, 0, 0, image.width, image.height)
-        if generator is not None and self.augmentation is not None:
-            geometry = _random_view(geometry, self.augmentation, generator)
+        augmentation = self.augmentation if generator is not None else None
+        view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
+        if augmentation and generator:
+            view = _random_view(view, augmentation, generator)
+        width, height = self.width_px, self.height_px
         if self.resize == "crop":
-            geometry = self._centre_crop(geometry)
-        pixels = self._resize(image, geometry)
-        if self.resize == "letterbox":
-            geometry = self._letterboxed(geometry)
-        if geometry.flipped:
+            view = self._centre_crop(view)
+        elif self.resize == "letterbox":
+            scale = min(width / view.width_px, height / view.height_px)
+            width = min(width, max(1, round(view.width_px * scale)))
+            height = min(height, max(1, round(view.height_px * scale)))
+        # Sums may exceed the image by a rounding error, which Pillow refuses.
+        right = min(view.left_px + view.width_px, image.width)
+        bottom = min(view.top_px + view.height_px, image.height)
+        # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
+        pixels = image.resize(
+            (width, height),
+            self.resampling,
+            box=(view.left_px, view.top_px, right, bottom),
+            reducing_gap=3.0,
+        )
+        if view.flipped:
             pixels = ImageOps.mirror(pixels)
-        if generator is not None and self.augmentation is not None and self.augmentation.colour:
-            pixels = _jitter_colours(pixels, self.augmentation.colour, generator)
-        array = self._normalised(np.asarray(pixels))
+        if augmentation and generator and augmentation.colour:
+            for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+                factor = 1.0 + generator.uniform(-augmentation.colour, augmentation.colour)
+                pixels = enhance(pixels).enhance(factor)
+        left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
+        array = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
+        levels = np.asarray(pixels)
+        for channel, inputs in enumerate(self._inputs):
+            place = array[channel, top : top + height, left : left + width]
+            # "clip" spares a check: no byte is out of the table
+            np.take(inputs, levels[..., channel], out=place, mode="clip")
         if self.resize == "letterbox":
-            array = self._pad(array)
-        return array, geometry
+            view = self._padded(view, width, height)
+        return array, view
 
     def shows_something(self, array: np.ndarray) -> bool:
         """Return whether an input is more than a plain surface or noise.
@@ -343,38 +346,6 @@ class ImageTransform:
         steps = sum(float(np.square(np.diff(grey, axis=axis)).mean()) for axis in (0, 1))
         return steps < 4 * MAX_ROUGHNESS * float(grey.var())
 
-    def _normalised(self, pixels: np.ndarray) -> np.ndarray:
-        """Map uint8 [height, width, 3] to float32 [3, height, width]: (x / 255 - mean) / std."""
-        array = np.empty((3, *pixels.shape[:2]), dtype=np.float32)
-        for channel, inputs in enumerate(self._inputs):
-            # "clip" spares a check: no byte is out of the table
-            np.take(inputs, pixels[..., channel], out=array[channel], mode="clip")
-        return array
-
-    def _content_size(self, geometry: Geometry) -> tuple[int, int]:
-        """Return width and height, in input pixels, that the image takes inside the input."""
-        if self.resize != "letterbox":
-            return self.width_px, self.height_px
-        scale = min(self.width_px / geometry.width_px, self.height_px / geometry.height_px)
-        return (
-            min(self.width_px, max(1, round(geometry.width_px * scale))),
-            min(self.height_px, max(1, round(geometry.height_px * scale))),
-        )
-
-    def _resize(self, image: Image.Image, geometry: Geometry) -> Image.Image:
-        """Resize the rectangle of the geometry to the size that it takes in the input."""
-        left, top = geometry.left_px, geometry.top_px
-        # Sums may exceed the image by a rounding error, which Pillow refuses.
-        right = min(left + geometry.width_px, image.width)
-        bottom = min(top + geometry.height_px, image.height)
-        # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
-        return image.resize(
-            self._content_size(geometry),
-            self.resampling,
-            box=(left, top, right, bottom),
-            reducing_gap=3.0,
-        )
-
     def _centre_crop(self, view: Geometry) -> Geometry:
         """Return the largest rectangle in the middle of the view with the input's aspect ratio.
 
@@ -392,28 +363,23 @@ class ImageTransform:
             height_px=height,
         )
 
-    def _letterboxed(self, view: Geometry) -> Geometry:
-        """Return the rectangle that the padded input covers, larger than the image."""
-        width, height = self._content_size(view)
+    def _padded(self, view: Geometry, width: int, height: int) -> Geometry:
+        """Return the rectangle that the whole input covers if the view is in the middle of it.
+
+        Args:
+            width, height: Pixels of the input that the view takes.
+        """
         x_scale, y_scale = view.width_px / width, view.height_px / height
-        pad_left, pad_top = (self.width_px - width) // 2, (self.height_px - height) // 2
-        if view.flipped:  # the mirrored content sits pad_left from the left, so undo it in order
-            pad_left = self.width_px - width - pad_left
+        left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
+        if view.flipped:  # the mirrored content is `left` pixels from the left
+            left = self.width_px - width - left
         return replace(
             view,
-            left_px=view.left_px - pad_left * x_scale,
-            top_px=view.top_px - pad_top * y_scale,
+            left_px=view.left_px - left * x_scale,
+            top_px=view.top_px - top * y_scale,
             width_px=self.width_px * x_scale,
             height_px=self.height_px * y_scale,
         )
-
-    def _pad(self, array: np.ndarray) -> np.ndarray:
-        """Centre an array [3, h, w] on zeros of the input's size."""
-        _, height, width = array.shape
-        top, left = (self.height_px - height) // 2, (self.width_px - width) // 2
-        padded = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
-        padded[:, top : top + height, left : left + width] = array
-        return padded
 
 
 def image_transform(
@@ -426,27 +392,17 @@ def image_transform(
 
 
 def _random_view(
-    geometry: Geometry, augmentation: Augmentation, generator: np.random.Generator
+    view: Geometry, augmentation: Augmentation, generator: np.random.Generator
 ) -> Geometry:
     """Draw a crop with the image's aspect ratio, and whether it is mirrored."""
-    area = generator.uniform(augmentation.min_area, 1.0)
+    side = generator.uniform(augmentation.min_area, 1.0) ** 0.5
     flipped = bool(generator.random() < augmentation.flip)
-    width, height = geometry.photo_width_px, geometry.photo_height_px
-    side = area**0.5
     left, top = generator.random(2) * (1.0 - side)
     return replace(
-        geometry,
-        left_px=left * width,
-        top_px=top * height,
-        width_px=side * width,
-        height_px=side * height,
+        view,
+        left_px=left * view.width_px,
+        top_px=top * view.height_px,
+        width_px=side * view.width_px,
+        height_px=side * view.height_px,
         flipped=flipped,
     )
-
-
-def _jitter_colours(
-    pixels: Image.Image, strength: float, generator: np.random.Generator
-) -> Image.Image:
-    for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
-        pixels = enhance(pixels).enhance(1.0 + generator.uniform(-strength, strength))
-    return pixels

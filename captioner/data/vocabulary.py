@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from captioner.data.tokenizer import Tokenizer, WordTokenizer
@@ -81,13 +82,8 @@ class Vocabulary:
 
     def decode(self, indices: Iterable[int]) -> list[str]:
         """Return the words up to the first end token; pad and start are left out."""
-        words = []
-        for index in indices:
-            if index == self.end:
-                break
-            if index not in (self.pad, self.start):
-                words.append(self.tokens[index])
-        return words
+        kept = takewhile(lambda index: index != self.end, indices)
+        return [self.tokens[index] for index in kept if index not in (self.pad, self.start)]
 
     def save(self, path: Path) -> None:
         """Write the words as JSON; the tokenizer is saved by itself (`Tokenizer.save`)."""
