@@ -42,6 +42,10 @@ class ProgramResult:
         texts = ((folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
         return cls(code, *texts)
 
+    def json_lines(self) -> list[dict[str, Any]]:
+        """The JSON objects on standard output, one a line."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
     def sentence(self) -> str:
         """The one sentence on stderr that a user's mistake with exit code 2 ends in."""
         assert self.code == 2, self

@@ -41,13 +41,6 @@ def test_paths_of_a_list_begin_at_its_folder(tmp_path: Path) -> None:
     ]
 
 
-def test_a_photo_in_place_of_a_list_is_said_so(tmp_path: Path) -> None:
-    name = "photo.jpg"
-    tiny.photo(1)[0].save(tmp_path / name)
-    with pytest.raises(DataError, match="no list or table of photos.* captioner caption"):
-        found(tmp_path / name)
-
-
 @pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form: str) -> None:
     file = tmp_path / f"photos.{form}"

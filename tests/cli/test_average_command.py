@@ -78,14 +78,6 @@ def test_models_of_another_kind_are_refused_with_the_differing_settings(
     assert not (tmp_path / "mean").exists()
 
 
-def test_one_model_and_an_output_that_is_there_are_refused(
-    commands: Commands, several: list[Path], tmp_path: Path
-) -> None:
-    assert "name two or more" in average(commands, several[0], tmp_path / "mean").sentence()
-    assert "already exists" in average(commands, *several).sentence()
-    assert "name too long" in average(commands, *several, tmp_path / ("x" * 300)).sentence()
-
-
 def test_models_that_began_apart_are_refused(
     commands: Commands, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -6,16 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny
 from PIL import Image
 from programs import Commands
-
-
-@pytest.fixture
-def photo(tmp_path: Path) -> Path:
-    path = tmp_path / "photo.jpg"
-    tiny.photo(1)[0].save(path)
-    return path
 
 
 def test_one_sheet_has_a_row_a_model(
@@ -72,27 +64,3 @@ def test_hard_attention_follows_at_test(
     )
     assert outcome.code == 0, outcome.stderr
     assert ("cells" in json.loads(outcome.stdout)) == (at_test != "expectation")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--at-test", "sample"], "needs a model with hard attention"),
-        (["--paths", "3", "--output", "out"], "needs a model with hard attention"),
-        (["--head", "2"], "there is no head 2: this model has 1 attention layer of 1 head"),
-        (["--layer", "2"], "there is no layer 2: this model has 1 attention layer"),
-    ],
-)
-def test_options_that_the_model_lacks_are_one_sentence(
-    commands: Commands,
-    tiny_model: Path,
-    photo: Path,
-    tmp_path: Path,
-    options: list[str],
-    told: str,
-) -> None:
-    outcome = commands.run("caption.py", photo, "--checkpoint", tiny_model, *options, cwd=tmp_path)
-    assert outcome.code == 2
-    assert told in outcome.stderr
-    assert "Traceback" not in outcome.stderr
-    assert outcome.stdout == ""

@@ -17,10 +17,7 @@ WORDS = "man dog red ball park tree runs sits on the a big old blue near".split(
 
 def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]) -> Path:
     scores = score_captions(captions, references, java="no-such-java")
-    write_json(
-        path,
-        results_of(scores, captions, signature=scores.signature),
-    )
+    write_json(path, results_of(scores, captions, signature=scores.signature))
     return path
 
 

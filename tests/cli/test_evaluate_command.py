@@ -98,26 +98,6 @@ def test_a_limit_and_a_beam_are_kept_to(
     assert found["captions"][0]["caption"] == captioner.caption(table / "02.jpg", beam_size=1).text
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--split", "x"], "'x'"),
-        (["--root", "no such folder"], "no such folder"),
-        (["--format", "coco"], "no data set of format coco"),
-        (["--file", "other.csv"], "other.csv"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_unusable_input_of_evaluate_is_one_sentence(
-    commands: Commands, tiny_model: Path, table: Path, options: list[str], told: str
-) -> None:
-    outcome = evaluate(commands, tiny_model, table, *options)
-    assert told in outcome.stderr
-    assert outcome.code == 2
-    assert "Traceback" not in outcome.stderr
-    assert len(outcome.stderr.splitlines()) == 1
-
-
 def test_results_hold_grounding_and_statistics_too(
     commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
 ) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from programs import Commands, ProgramResult, Programs, Runs
+from programs import ProgramResult, Programs, Runs
 
 from captioner.captioner import Captioner
 from captioner.cli.export import main
@@ -35,22 +34,6 @@ def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     assert small.caption(photo).words
 
 
-def test_the_output_of_an_export_is_never_overwritten(
-    commands: Commands, tiny_model: Path, tmp_path: Path
-) -> None:
-    taken = tmp_path / "taken"
-    shutil.copytree(tiny_model, taken)
-    assert "already exists" in export(commands, tiny_model, taken).sentence()
-
-
-def test_a_setting_that_cannot_be_used_is_refused_by_name(
-    commands: Commands, tiny_model: Path, tmp_path: Path
-) -> None:
-    refused = export(commands, tiny_model, tmp_path / "small", "--beam-size", 0)
-    assert "decoding.beam_size" in refused.sentence()
-    assert not (tmp_path / "small").exists()
-
-
 def test_an_export_that_fails_leaves_no_folder(
     tiny_model: Path,
     tmp_path: Path,
@@ -62,20 +45,3 @@ def test_an_export_that_fails_leaves_no_folder(
     assert main([str(tiny_model), str(tmp_path / "small")]) == 2
     assert "onnxscript, which is not installed" in capsys.readouterr().err
     assert not (tmp_path / "small").exists()
-
-
-def test_search_settings_without_a_folder_are_refused(commands: Commands, tiny_model: Path) -> None:
-    refused = export(commands, "--format", "onnx", tiny_model, "--beam-size", 5)
-    assert "need a folder to make" in refused.sentence()
-
-
-def test_the_files_of_a_bundled_model_are_not_rewritten(programs: Programs) -> None:
-    refused = export(programs, "--format", "onnx", "soft")
-    assert "soft is a bundled model" in refused.sentence()
-    assert "name a folder to make" in refused.sentence()
-
-
-@pytest.mark.slow
-def test_a_bundled_model_is_exported_by_its_name(programs: Programs, tmp_path: Path) -> None:
-    assert export(programs, "soft", tmp_path / "small").code == 0
-    assert "nothing" in export(programs, "nothing", tmp_path / "none").sentence()

@@ -53,24 +53,6 @@ def test_no_command_or_a_wrong_one_is_exit_code_2_with_the_commands_there_are(
         assert f"there is no command '{arguments[0]}'" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["caption"], "PHOTO"),
-        (["caption", "a.jpg", "--write", "csv"], "csv needs --output"),
-        (["caption", "a.jpg", "--nope\x1b"], r"--nope\u001b"),
-        (["completion", "tcsh"], "tcsh"),
-        (["batch", "a", "--output", "b", "--ray-address", "auto"], "needs --engine ray"),
-    ],
-)
-def test_a_wrong_argument_is_one_sentence(
-    commands: Commands, arguments: list[str], reason: str
-) -> None:
-    told = commands.run("captioner", *arguments).sentence()
-    assert reason in told
-    assert f"captioner {arguments[0]} --help" in told
-
-
 def test_help_of_a_command_does_not_wait_for_torch() -> None:
     code = (
         "import sys\n"
@@ -152,30 +134,6 @@ def test_quiet_leaves_out_the_bar_and_verbose_says_the_time(
     assert "100%" in said(check(), monkeypatch)
     assert said(check("--quiet"), monkeypatch) == ""
     assert re.search(r"\d s$", said(check("-v"), monkeypatch).strip())
-
-
-def test_verbose_says_where_an_error_came_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["plot", str(tmp_path / "nowhere")]
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert main([*arguments, "--verbose"]) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" in told
-    assert "read_metrics" in told
-    assert told.splitlines()[-1].startswith("error: ")
-
-
-def test_the_log_is_python_s_for_programs_that_use_captioner() -> None:
-    code = (
-        "import logging, captioner.log as log\n"
-        "logging.getLogger('captioner').setLevel('WARNING')\n"
-        "log.logger.info('a note'); log.logger.warning('a dog\x1b[2J')\n"
-        "assert log.progress_bar([]).disable\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stderr == "a dog\\u001b[2J\n"
 
 
 # ----------------------------------------------------------------------------- doctor, completion

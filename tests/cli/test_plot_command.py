@@ -53,21 +53,3 @@ def test_a_run_without_figures_is_reported(
     assert "name the folder of a training run" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(run), "--save", "jpg"])
-
-
-def test_the_only_line_of_a_panel_of_several_figures_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "curves.svg"
-    steps = [{"kind": "train", "step": step, "epoch": 1} for step in (1, 2)]
-    for name, named in (("advantage", True), ("reward", False), ("learning_rate", False)):
-        save_curves([{**step, name: 0.1} for step in steps], [file], title="a run")
-        # The title of the panel `reward` is no name of a line.
-        assert (f"<!-- {name} -->" in file.read_text().replace("<!-- reward -->", "", 1)) == named
-
-
-def test_a_line_of_one_point_is_a_dot(tmp_path: Path) -> None:
-    file = tmp_path / "curves.png"
-    entry = {"kind": "train", "step": 1, "epoch": 1, "gradient_norm": 0.1}
-    save_curves([entry], [file], title="a run")
-    with Image.open(file) as curves:
-        colours = {colour for _, colour in curves.convert("RGB").getcolors(1 << 20)}
-    assert (0x00, 0x72, 0xB2) in colours

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
-from programs import REPOSITORY, Commands, Programs
+from programs import REPOSITORY, Programs
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
 from serving_tools import started
@@ -77,29 +76,6 @@ def test_sigterm_answers_requests_that_have_begun(
     assert "HTTP/1.1 200" in answers[0], answers
     assert outcome.code == 0, outcome
     assert outcome.stderr == ""
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "192.0.2.1"])
-def test_host_that_others_reach_needs_a_token(
-    commands: Commands, tiny_model: Path, host: str
-) -> None:
-    outcome = commands.run("captioner", "serve", "--host", host, "--checkpoint", tiny_model)
-    assert "give a token with --token" in outcome.sentence()
-
-
-def test_unusable_options_of_serve_are_one_sentence(
-    commands: Commands, tiny_model: Path, tmp_path: Path
-) -> None:
-    def sentence(*arguments: object) -> str:
-        return commands.run("captioner", "serve", "--device", "cpu", *arguments).sentence()
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in sentence("--port", port, "--checkpoint", tiny_model)
-    assert "there is no model" in sentence("--port", 0, "--checkpoint", tmp_path / "none")
-    assert "there is no model 'mine'" in sentence("--port", 0, "--model", "mine")
-    twice = ["--checkpoint", tiny_model, "--checkpoint", tiny_model]
-    assert "two models have the name 'tiny'" in sentence("--port", 0, *twice)
 
 
 def test_missing_extra_is_named() -> None:

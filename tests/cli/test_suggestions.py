@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from programs import Commands
 
@@ -38,11 +36,6 @@ def test_an_option_of_another_program_names_the_one_that_was_meant(
     assert "there is no option -" in message
     assert meant in message
     assert f"captioner {command} --help" in message
-
-
-def test_a_command_of_an_earlier_version_says_that_it_is_gone(commands: Commands) -> None:
-    message = commands.run("captioner", "shards", "--root", "x").sentence()
-    assert "captioner shards is gone: train from the folder itself" in message
 
 
 @pytest.mark.parametrize("typed", _REMOVED)
@@ -88,22 +81,3 @@ def test_a_command_that_does_not_exist_names_the_nearest(
     outcome = commands.run("captioner", typed)
     assert outcome.code == 2
     assert f"there is no command '{typed}' (did you mean: {meant})" in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "caption a.jpg --output result.png",
-        "score a.jpg dog --output result.pdf",
-        "batch photos --output captions.parquet",
-        "plot run --output curves.png",
-        "export soft model.onnx",
-        "finetune x.csv --output model.pth",
-    ],
-)
-def test_an_output_that_names_a_file_is_refused_before_work(
-    commands: Commands, tmp_path: Path, typed: str
-) -> None:
-    message = commands.run("captioner", *typed.split(), cwd=tmp_path).sentence()
-    assert "names a file, but a folder is meant" in message
-    assert not list(tmp_path.iterdir())

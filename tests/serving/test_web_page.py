@@ -225,10 +225,7 @@ def test_phone_shows_caption_and_photo_first_and_large_buttons(
     opened: Any, photo: Path, scheme: str
 ) -> None:
     page = opened(
-        viewport={"width": 375, "height": 667},
-        has_touch=True,
-        is_mobile=True,
-        color_scheme=scheme,
+        viewport={"width": 375, "height": 667}, has_touch=True, is_mobile=True, color_scheme=scheme
     ).page
     assert page.locator("#take-label").is_visible()
     assert page.locator("#take").get_attribute("capture") == "environment"

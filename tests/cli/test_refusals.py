@@ -1,0 +1,121 @@
+"""What a command cannot do is one sentence and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+import tiny
+from programs import Commands
+
+# MODEL is the tiny model, and stands in a folder with photo.jpg and run.yaml, a recipe.
+CAPTION = "caption photo.jpg --checkpoint MODEL --device cpu"
+SCORE = "score --checkpoint MODEL --device cpu"
+EVALUATE = "evaluate --format table --checkpoint MODEL --device cpu"
+TRAIN = "train --config run.yaml"
+SERVE = "serve --port 0 --device cpu"
+REFUSED = {
+    "caption": "PHOTO",
+    "caption a.jpg --nope\x1b": r"--nope\u001b",
+    "completion tcsh": "tcsh",
+    "batch a --output b --ray-address auto": "needs --engine ray",
+    f"{CAPTION} --beam-size 0": "'0' is not a whole number from 1 to 100",
+    f"{CAPTION} --min-confidence 0.5": "has no calibrator",
+    f"{CAPTION} --resume": "needs --output",
+    f"{CAPTION} --temperature 2": "needs --sample",
+    f"{CAPTION} --sample --beam-size 3": "is not for --sample",
+    f"{CAPTION} --min-words 30 --max-words 30": "min_words",
+    f"{CAPTION} --num-captions 3 --beam-size 2": "at most --beam-size, which is 2",
+    f"{CAPTION} --device banana": "banana",
+    "caption photo.jpg --model no_such_model": "there is no model 'no_such_model'",
+    "caption photo.jpg --checkpoint photo.jpg": "photo.jpg",
+    f"{CAPTION} --output new/out --device cuda:99": "cuda:99",
+    f"{CAPTION} --output new/out --layer 3": "there is no layer 3: this model has 1 attention layer",
+    f"{CAPTION} --output new/out --head 2": "there is no head 2: this model has 1 attention layer of 1 head",
+    f"{CAPTION} --at-test sample": "needs a model with hard attention",
+    f"{CAPTION} --output out --paths 3": "needs a model with hard attention",
+    f"{CAPTION} --save png": "argument --save: needs --output",
+    f"{CAPTION} --output out --save png,jpg": "'jpg' is none of png, pdf",
+    "caption photo.jpg --output out --save gif --compare soft hard": "gif shows one model",
+    f"{CAPTION} --output out --opacity 2": "'2' is not a number from 0 to 1",
+    f"{CAPTION} --write csv": "csv needs --output",
+    f"{CAPTION} --write pdf": "'pdf' is none of xmp, txt, csv, html",
+    f"{CAPTION} --write html": "needs a page",
+    f"{CAPTION} --site-root .": "needs --write html",
+    f"{CAPTION} --overwrite": "needs --write txt or xmp",
+    "caption photo.jpg --write xmp --compare soft hard": "not with --compare",
+    f"{SCORE} photo.jpg ?!": "has no words",
+    f"{SCORE} nothing.jpg 'a red disc'": "nothing.jpg: ",
+    f"{SCORE} photo.jpg": "CAPTION",
+    f"{SCORE} photo.jpg a --at-test sample": "hard attention",
+    f"{SCORE} photo.jpg a --beam-size 3": "there is no option --beam-size",
+    f"{EVALUATE} --root . --split x": "'x'",
+    f"{EVALUATE} --root 'no such folder'": "no such folder",
+    f"{EVALUATE} --root . --format coco": "no data set of format coco",
+    f"{EVALUATE} --root . --file other.csv": "other.csv",
+    "export MODEL MODEL": "already exists",
+    "export MODEL small --beam-size 0": "decoding.beam_size",
+    "export --format onnx MODEL --beam-size 5": "need a folder to make",
+    "export --format onnx soft": "soft is a bundled model, whose files belong to the installed",
+    "average MODEL mean": "name two or more",
+    "average MODEL MODEL MODEL": "already exists",
+    "plot nowhere": "name the folder of a training run",
+    "plot run --save jpg": "'jpg' is none of",
+    f"{TRAIN} --optim.lr fast": "optim.lr",
+    f"{TRAIN} stray": "stray",
+    f"{TRAIN} --data.root=": "data.root: is empty",
+    "train --config 'no such recipe.yaml'": "no such recipe.yaml",
+    "train --config flickr8k_sofd": "flickr8k_soft",
+    "train --config flickr8k_soft --data.root none": "none",
+    f"{TRAIN} --optim.schedule plateau --optim.plateau_epochs 0": "optim.plateau_epochs",
+    f"{TRAIN} --quiet --encoder.backbone no_such_network": "encoder.backbone",
+    f"{TRAIN} --resume": "run",
+    f"{SERVE} --host 0.0.0.0 --checkpoint MODEL": "give a token with --token",
+    f"{SERVE} --host '' --checkpoint MODEL": "give a token with --token",
+    f"{SERVE} --host 192.0.2.1 --checkpoint MODEL": "give a token with --token",
+    f"{SERVE} --checkpoint none": "there is no model",
+    f"{SERVE} --model mine": "there is no model 'mine'",
+    f"{SERVE} --checkpoint MODEL --checkpoint MODEL": "two models have the name 'tiny'",
+    "shards --root x": "captioner shards is gone: train from the folder itself",
+    **dict.fromkeys(
+        (
+            "caption a.jpg --output result.png",
+            "score a.jpg dog --output result.pdf",
+            "batch photos --output captions.parquet",
+            "plot run --output curves.png",
+            "export soft model.onnx",
+            "finetune x.csv --output model.pth",
+        ),
+        "names a file, but a folder is meant",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny.draw_table(tmp_path_factory.mktemp("refused") / "photos")
+    tiny.photo(1)[0].save(folder / "photo.jpg")
+    (folder / "run.yaml").write_text(f"train: {{output: run}}\ndata: {{root: {folder}}}\n")
+    return folder
+
+
+@pytest.mark.parametrize(("typed", "fact"), REFUSED.items(), ids=list(REFUSED))
+def test_what_cannot_be_done_is_one_sentence(
+    commands: Commands, tiny_model: Path, folder: Path, typed: str, fact: str
+) -> None:
+    words = [str(tiny_model) if word == "MODEL" else word for word in shlex.split(typed)]
+    before = set(os.listdir(folder))
+    outcome = commands.run("captioner", *words, cwd=folder)
+    assert fact in outcome.sentence()
+    assert outcome.stdout == ""
+    assert set(os.listdir(folder)) - before <= {"run", "runs"}, "training locks its folder"
+
+
+def test_a_port_that_is_taken_is_one_sentence(commands: Commands, tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ("--device", "cpu", "--port", port, "--checkpoint", tiny_model)
+        assert f"127.0.0.1:{port}" in commands.run("captioner", "serve", *options).sentence()
