@@ -22,7 +22,7 @@ from captioner.types import Caption
 from captioner.visualization import OverlayStyle, caption_gif
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.sheet import contact_sheet
-from captioner.visualization.style import STYLES
+from captioner.visualization.style import STYLES, Layers
 
 DOCS = Path(__file__).parent
 PHOTOS, PICTURES = DOCS / "photos", DOCS / "pictures"
@@ -116,7 +116,9 @@ def _save_styles(caption: Caption) -> None:
     styles = {f"--style {kind}": OverlayStyle(kind) for kind in STYLES}
     styles["--cells"] = OverlayStyle(smooth=False)
     word = _noun(caption)
-    tiles = [(word_overlay(image, small, word, style), name) for name, style in styles.items()]
+    tiles = [
+        (word_overlay(Layers(image, style), small, word), name) for name, style in styles.items()
+    ]
     sheet = contact_sheet(tiles, across=3, tile_px=360)
     sheet.save(PICTURES / "styles.jpg", quality=JPEG_QUALITY, optimize=True)
 

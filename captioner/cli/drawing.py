@@ -179,5 +179,5 @@ def _save(
     elif kind == "png":
         v.save_png(v.comparison_sheet(image, shown, style), file)
     else:  # pdf or svg
-        save_bytes(v.vector_comparison(image, shown, style).to_bytes(kind), file)
+        save_bytes(v.vector_sheet(image, shown, style).to_bytes(kind), file)
     yield file

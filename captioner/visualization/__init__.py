@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from captioner.types import Caption
 from captioner.visualization import notebook
-from captioner.visualization.animation import caption_gif
-from captioner.visualization.arrays import caption_arrays, caption_from_arrays
 from captioner.visualization.files import (
     PICTURE_ENDINGS,
+    caption_arrays,
+    caption_from_arrays,
     output_names,
     picture_name,
     save_png,
@@ -16,15 +16,15 @@ from captioner.visualization.files import (
 from captioner.visualization.matrix import alignment_matrix, matrix_bytes
 from captioner.visualization.notebook import picture_bytes, save_caption
 from captioner.visualization.overlay import overlay
-from captioner.visualization.page import caption_page, viewer_script
-from captioner.visualization.report import ReportedImage, report_page
-from captioner.visualization.sheet import (
-    attention_sheet,
-    comparison_sheet,
-    vector_comparison,
+from captioner.visualization.page import (
+    ReportedImage,
+    caption_page,
+    report_page,
+    viewer_script,
 )
+from captioner.visualization.sheet import attention_sheet, comparison_sheet, vector_sheet
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.words import word_images
+from captioner.visualization.words import caption_gif, word_images
 
 __all__ = [
     "PICTURE_ENDINGS",
@@ -46,7 +46,7 @@ __all__ = [
     "report_page",
     "save_caption",
     "save_png",
-    "vector_comparison",
+    "vector_sheet",
     "viewer_script",
     "word_images",
     "word_names",

@@ -15,28 +15,22 @@ from captioner.visualization.typography import INK, MUTED, RULE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Title, and which figures (kind, name) share a panel. Those that a run did not log are left out.
-_PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("loss", (("train", "total"), ("train", "cross_entropy"), ("train", "smoothed"))),
-    (
-        "validation, freely written captions",
-        tuple(("validation", name) for name in ("CIDEr", "ROUGE_L", "Bleu_1", "Bleu_4", "METEOR")),
-    ),
-    (
-        "entropy of attention (1: uniform)",
-        (("train", "attention_entropy"), ("validation", "attention_entropy")),
-    ),
-    (
-        "change of attention from word to word",
-        (("train", "attention_change"), ("validation", "attention_change")),
-    ),
-    ("gate β", (("train", "beta"), ("validation", "beta"))),
-    ("learning rate", (("train", "learning_rate"),)),
-    ("norm of the gradient", (("train", "gradient_norm"),)),
-    ("doubly stochastic penalty", (("train", "doubly_stochastic"),)),
-    ("REINFORCE term", (("train", "reinforce"),)),
-    ("reward", (("train", "reward"), ("train", "advantage"))),
-)
+# Titles, and which figures share a panel, by their kind. Those that a run did not log are left out.
+_BOTH = ("train", "validation")
+_PANELS = {
+    "loss": [("train", name) for name in ("total", "cross_entropy", "smoothed")],
+    "validation, freely written captions": [
+        ("validation", name) for name in ("CIDEr", "ROUGE_L", "Bleu_1", "Bleu_4", "METEOR")
+    ],
+    "entropy of attention (1: uniform)": [(kind, "attention_entropy") for kind in _BOTH],
+    "change of attention from word to word": [(kind, "attention_change") for kind in _BOTH],
+    "gate β": [(kind, "beta") for kind in _BOTH],
+    "learning rate": [("train", "learning_rate")],
+    "norm of the gradient": [("train", "gradient_norm")],
+    "doubly stochastic penalty": [("train", "doubly_stochastic")],
+    "REINFORCE term": [("train", "reinforce")],
+    "reward": [("train", name) for name in ("reward", "advantage")],
+}
 # Okabe and Ito's colours, distinct for every kind of colour vision; and lines differ too.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
@@ -68,12 +62,7 @@ def save_curves(
 
     from captioner.visualization.vector import figure_bytes
 
-    panels = [
-        # Names of lines, unless the title says the same of the only one that there can be.
-        (name, lines, len(keys) > 1 and list(lines) != [name])
-        for name, keys in _PANELS
-        if (lines := _lines(entries, keys))
-    ]
+    panels = [(name, lines) for name, keys in _PANELS.items() if (lines := _lines(entries, keys))]
     down = max(1, math.ceil(len(panels) / _ACROSS))
     settings: dict[Any, Any] = {
         "font.family": "DejaVu Sans",
@@ -90,8 +79,8 @@ def save_curves(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         validations = [entry["step"] for entry in entries if entry["kind"] == "validation"]
         places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
-        for axes, (name, lines, named) in zip(places, panels, strict=False):
-            _draw_panel(axes, name, lines, validations, named=named)
+        for axes, (name, lines) in zip(places, panels, strict=False):
+            _draw_panel(axes, name, lines, validations)
         for axes in places[len(panels) :]:
             axes.set_axis_off()
         for path in paths:
@@ -106,12 +95,8 @@ def _lines(
     lines = {}
     both = len({kind for kind, _ in keys}) > 1
     for kind, name in keys:
-        logged = [
-            (entry["step"], entry[name])
-            for entry in entries
-            if entry["kind"] == kind and name in entry
-        ]
-        if logged:
+        of_kind = (entry for entry in entries if entry["kind"] == kind and name in entry)
+        if logged := [(entry["step"], entry[name]) for entry in of_kind]:
             steps, values = np.array(logged, dtype=float).T  # None becomes NaN
             label = {"train": "training", "validation": "validation"}[kind] if both else name
             lines[label] = (steps, values, kind == "validation")
@@ -123,8 +108,6 @@ def _draw_panel(
     name: str,
     lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]],
     validations: Sequence[float],
-    *,
-    named: bool,
 ) -> None:
     """Draw one panel: validations with dots, training figures with their running mean."""
     axes.set_title(name, loc="left", fontsize=10, color=INK)
@@ -139,7 +122,8 @@ def _draw_panel(
             axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
     if len(lines) > 3:  # room for their names
         axes.margins(y=0.25)
-    if named:
+    # Names of lines, unless the title says the same of the only one that there can be.
+    if len(_PANELS[name]) > 1 and list(lines) != [name]:
         axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
     values = np.concatenate([values for _, values, _ in lines.values()])
     values = values[np.isfinite(values)]
@@ -153,7 +137,9 @@ def _draw_panel(
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     """Return the mean over a window, a twentieth of the run, around each value; NaN is left out."""
-    half = max(1, len(values) // 40)
-    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    means = [w[np.isfinite(w)].mean() if np.isfinite(w).any() else math.nan for w in windows]
-    return np.array(means)
+    window = np.ones(2 * max(1, len(values) // 40) + 1)
+    finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.convolve(np.where(finite, values, 0.0), window, "same") / np.convolve(
+            finite, window, "same"
+        )

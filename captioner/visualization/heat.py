@@ -1,7 +1,6 @@
 """Attention over grid cells as heat over the pixels of the original image.
 
-Heat is measured in multiples of uniform attention: 1 is what every point would get if attention
-were spread evenly, so heat can be compared between words, images and grids of any size.
+Heat is in multiples of uniform attention, so it compares between words, images and grid sizes.
 """
 
 from __future__ import annotations
@@ -34,13 +33,10 @@ def attention_heat(
     Args:
         maps: [..., rows, columns], each summing to 1; row-major cells of the network's input.
         geometry: Undoes the squash, letterbox, crop or mirror that made the input.
-        width_px: Width at which the image is drawn; any, so that a small panel costs little
-            however large the image is.
-        smooth: Interpolate between the centres of cells with Catmull and Rom's cubic, which keeps
-            their values: a line at 4 times uniform encloses the cells above it. The row of cells
-            is mirrored at its ends, so that a uniform map stays uniform up to the border. Next to
-            a sharp peak the result falls a little below 0. False gives every pixel the value of
-            the cell that holds its centre.
+        smooth: Interpolate with Catmull and Rom's cubic, which keeps the values at the centres of
+            cells: a line at 4 times uniform encloses the cells above it. Cells are mirrored at the
+            border, so that a uniform map stays uniform. Next to a sharp peak the result falls a
+            little below 0. False gives every pixel the value of its cell.
 
     Returns:
         float32 [..., height_px, width_px], in multiples of uniform attention; 0 where the network
@@ -77,7 +73,7 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
     """Return the cells of a map's peaks, highest first: 3 at most.
 
     A peak has `least` times uniform attention or more, at least half of the highest cell's, and
-    more than each cell around it.
+    no neighbour above it.
 
     Args:
         cells: [rows, columns], summing to 1.
@@ -97,33 +93,25 @@ def is_flat(caption: Caption) -> bool:
 def _weights(
     drawn_px: int, image_px: int, start_px: float, length_px: float, cells: int, smooth: bool
 ) -> np.ndarray:
-    """Return the share of each cell of one side in the heat of each drawn pixel.
+    """Return float32 [drawn_px, cells]: the share of each cell of one side in each drawn pixel.
 
-    The network's input covers length_px of the image's image_px, from start_px.
-
-    Returns:
-        float32 [drawn_px, cells]; rows sum to 1, or to 0 outside the input.
+    The network's input covers length_px of the image's image_px, from start_px. Rows sum to 1, or
+    to 0 outside the input.
     """
     centres_px = (np.arange(drawn_px) + 0.5) * (image_px / drawn_px)
     positions = (centres_px - start_px) * (cells / length_px)  # in cells
-    inside = (positions >= 0) & (positions < cells)
     if smooth:
         cells_around = np.arange(-2, cells + 2)
-        shares = _cubic(np.abs(positions[:, None] - (cells_around + 0.5)))
+        distance = np.abs(positions[:, None] - (cells_around + 0.5))
+        # Keys 1981, a = -1/2.
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        shares = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
         mirrored = cells_around % (2 * cells)
-        mirrored = np.minimum(mirrored, 2 * cells - 1 - mirrored)
-        weights = shares @ np.eye(cells)[mirrored]
+        weights = shares @ np.eye(cells)[np.minimum(mirrored, 2 * cells - 1 - mirrored)]
     else:
-        nearest = np.clip(np.floor(positions), 0, cells - 1).astype(np.int64)
-        weights = np.eye(cells)[nearest]
-    weights[~inside] = 0.0
+        weights = np.eye(cells)[np.clip(np.floor(positions), 0, cells - 1).astype(np.int64)]
+    weights[(positions < 0) | (positions >= cells)] = 0.0
     weights = weights.astype(np.float32)
     weights.setflags(write=False)
     return weights
-
-
-def _cubic(distance: np.ndarray) -> np.ndarray:
-    """Return a cell's share in a point so many cells from its centre (Keys 1981, a = -1/2)."""
-    near = (1.5 * distance - 2.5) * distance**2 + 1
-    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
-    return np.where(distance < 1, near, np.where(distance < 2, far, 0.0))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from captioner.visualization.heat import is_flat, peak
 from captioner.visualization.overlay import cells_are_visible
@@ -22,7 +22,7 @@ from captioner.visualization.style import (
     OverlayStyle,
     scale_position,
 )
-from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
+from captioner.visualization.typography import INK, MUTED, WARNING, Pen, fit, font, one_line
 
 if TYPE_CHECKING:
     from captioner.types import Caption
@@ -61,15 +61,11 @@ NOTES = {
 
 def pen(page: Page) -> Any:
     """Return the object that draws on the page: text, rectangle, line."""
-    return ImageDraw.Draw(page) if isinstance(page, Image.Image) else page
+    return Pen(page) if isinstance(page, Image.Image) else page
 
 
 def caption_note(caption: Caption) -> tuple[str, bool]:
-    """Return one line about what a reader of the picture should know first, or "".
-
-    Returns:
-        The line, and whether it is a warning.
-    """
+    """Return a line about what a reader should know first, or "", and whether it is a warning."""
     notes, warning = [], caption.is_unsure
     if caption.confidence is not None:
         note = NOTES["unsure" if warning else "confidence"]
@@ -90,7 +86,7 @@ def draw_word_label(
 
     A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
     """
-    draw = pen(page)
+    draw, small = pen(page), font(size)
     probability = math.exp(float(caption.log_probs[index]))
     unsure = probability < UNSURE_PROBABILITY
     room = width - (size if unsure else 0)
@@ -108,29 +104,24 @@ def draw_word_label(
         rows.append(("β", float(caption.beta[index]), GATE_COLOUR))
     for row, (name, value, colour) in enumerate(rows):
         middle = top + round((3.1 + 1.3 * row) * size)
-        draw.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")
-        number = two_decimals(value)
-        draw.text((left + width, middle), number, fill=INK, font=font(size), anchor="rm")
+        # A small number is not called zero.
+        number = "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
+        draw.text((left, middle), name, fill=MUTED, font=small, anchor="lm")
+        draw.text((left + width, middle), number, fill=INK, font=small, anchor="rm")
         start, stop = left + round(1.1 * size), left + width - round(3.7 * size)
         y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
         draw.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
-        filled = round((stop - start + 1) * min(max(value, 0.0), 1.0))
-        if filled:
+        if filled := round((stop - start + 1) * min(max(value, 0.0), 1.0)):
             draw.rectangle((start, y0, start + filled - 1, y1), fill=colour)
-
-
-def two_decimals(value: float) -> str:
-    """Return a number between 0 and 1 with two decimals; a small one is not called zero."""
-    return "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
 
 
 def draw_legend(
     page: Page, style: OverlayStyle, *, left: int, top: int, width: int, size: int
 ) -> None:
     """Draw the scale, which is the same in every picture, with ticks in multiples of uniform."""
-    draw = pen(page)
-    title, face = fit(KEY["scale"], width, size_px=size, smallest_px=size // 2)
-    draw.text((left, top + size), title, fill=MUTED, font=face, anchor="ls")
+    draw, face = pen(page), font(size)
+    title, small = fit(KEY["scale"], width, size_px=size, smallest_px=size // 2)
+    draw.text((left, top + size), title, fill=MUTED, font=small, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.5 * size)
     page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
     free = math.inf  # where the number to the right begins; the last is always there
@@ -138,12 +129,12 @@ def draw_legend(
         x = left + round((width - 1) * scale_position(value))
         draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
-        half = font(size).getlength(label) / 2
+        half = face.getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
         if centre + half + 0.7 * size > free:  # they would run together
             continue
         free = centre - half
-        draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=font(size), anchor="ms")
+        draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
 
 
 def draw_footer(
@@ -161,7 +152,7 @@ def draw_footer(
     Returns:
         The height of both in pixels; without a page nothing is drawn.
     """
-    key, line = _key(captions), round(1.7 * size)
+    key, line = sign_key(captions), round(1.7 * size)
     x, y, height, indent = left, top, line * len(key), 0
     if any(caption.words for caption in captions):
         legend_width, legend_height = round(_LEGEND_WIDTH * size), round(LEGEND_HEIGHT * size)
@@ -187,7 +178,7 @@ def draw_footer(
     return height
 
 
-def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
+def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
     """Return the signs on the sheet with their meanings."""
     if not any(caption.words for caption in captions):
         return [("", "The caption has no words, so there is no attention to show.")]
@@ -196,17 +187,13 @@ def _key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("β", KEY["gate"]))
     if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
         key.append(("?", KEY["unsure"]))
-    if any(
-        caption.cells is None and any(peak(cells) >= PEAK_MARKED_FROM for cells in caption.maps)
-        for caption in captions
-    ):
+    soft = [caption for caption in captions if caption.cells is None]
+    if any(peak(cells) >= PEAK_MARKED_FROM for caption in soft for cells in caption.maps):
         key.append(("+", KEY["peak"]))
     hard = [(caption, caption.cells) for caption in captions if caption.cells is not None]
     if hard:
-        all_visible = all(
-            cells_are_visible(caption, of_word) for caption, cells in hard for of_word in cells
-        )
-        key.append(("□", KEY["cell"] + ("" if all_visible else KEY["outside"])))
+        visible = all(cells_are_visible(caption, of_word) for caption, c in hard for of_word in c)
+        key.append(("□", KEY["cell"] + ("" if visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
         count = max(paths)

@@ -78,25 +78,19 @@ def _figure(caption: Caption, style: OverlayStyle) -> Figure:
     for label, word in zip(first.get_yticklabels(), caption.words, strict=True):
         label.set(font=_face(word, 10), color=INK)
     first.vlines(np.arange(columns, length, columns) - 0.5, -0.5, count - 0.5, color="white", lw=1)
+    for index, cells in enumerate(() if caption.cells is None else caption.cells):
+        for cell in np.unique(cells).tolist():
+            shown = cell + columns - 1 - 2 * (cell % columns) if caption.geometry.flipped else cell
+            for colour, width in (("black", 3.0), ("white", 1.2)):  # shows on every colour
+                first.plot(shown, index, "s", ms=6, mfc="none", mec=colour, mew=width)
     if caption.cells is not None:
-        _mark_cells(first, caption, columns)
+        first.set_xlabel(f"□ {KEY['cell'].split(';')[0]}", loc="left", color=MUTED)
     bar = figure.colorbar(picture, ax=places, orientation="horizontal", shrink=0.35, anchor=(0, 1))
     bar.set_ticks([float(scale_octaves(np.array(value))) for value, _ in SCALE_TICKS])
     bar.set_ticklabels([label for _, label in SCALE_TICKS])
     bar.set_label(KEY["scale"], color=MUTED)
     bar.outline.set_visible(False)
     return figure
-
-
-def _mark_cells(axes: Any, caption: Caption, columns: int) -> None:
-    """Mark the cells that hard attention sampled, and say so under the matrix."""
-    assert caption.cells is not None
-    for index, cells in enumerate(caption.cells):
-        for cell in np.unique(cells).tolist():
-            shown = cell + columns - 1 - 2 * (cell % columns) if caption.geometry.flipped else cell
-            for colour, width in (("black", 3.0), ("white", 1.2)):  # shows on every colour
-                axes.plot(shown, index, "s", ms=6, mfc="none", mec=colour, mew=width)
-    axes.set_xlabel(f"□ {KEY['cell'].split(';')[0]}", loc="left", color=MUTED)
 
 
 def _face(text: str, points: int, *, bold: bool = False) -> Any:

@@ -1,6 +1,6 @@
 """The pictures behind the methods of `Caption`: save, show, figure, and those of notebooks.
 
-All raise CaptionerError where the caption has no image, or one that can no longer be read.
+All raise CaptionerError where the caption has no image, or one that cannot be read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from PIL import Image
 from captioner.data.transforms import open_image, upright_rgb
 from captioner.errors import CaptionerError, ImageError
 from captioner.files import save, save_bytes
-from captioner.visualization.animation import caption_gif
-from captioner.visualization.arrays import caption_arrays, png
+from captioner.visualization.files import caption_arrays, png
 from captioner.visualization.page import caption_page
 from captioner.visualization.sheet import attention_sheet, vector_sheet
 from captioner.visualization.style import OverlayStyle
+from captioner.visualization.words import caption_gif
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,12 +33,7 @@ SUFFIXES = (".png", ".pdf", ".svg", ".gif", ".html", ".npz")
 def save_caption(
     caption: Caption, path: str | Path, style: OverlayStyle | str | None = None
 ) -> None:
-    """Write a caption with its attention maps to a file whose suffix is one of SUFFIXES.
-
-    Raises:
-        CaptionerError: The caption has no image, the suffix is another, or the file cannot be
-            written.
-    """
+    """Write a caption with its attention maps to a file, as its suffix says: one of SUFFIXES."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
@@ -48,8 +43,8 @@ def save_caption(
     if kind == ".npz":
         arrays: dict[str, Any] = caption_arrays(caption)
         save(path, lambda file: np.savez_compressed(file, **arrays))
-    else:
-        save_bytes(picture_bytes(caption, kind[1:], style, name=path.stem), path)
+        return
+    save_bytes(picture_bytes(caption, kind[1:], style, name=path.stem), path)
 
 
 def picture_bytes(
@@ -65,12 +60,8 @@ def picture_bytes(
 
     Args:
         kind: png, pdf, svg (a sheet of all words), gif (word after word) or html (the viewer).
-        name: Of the photo, in a page.
-        model: Name of the model, in a page.
+        name, model: Names of the photo and of the model, in a page.
         original_size: Width and height of the photo, where the caption's image is a reduced one.
-
-    Raises:
-        CaptionerError: The caption has no image.
     """
     image = _image(caption)
     if kind == "gif":
@@ -81,7 +72,7 @@ def picture_bytes(
         )
         return page.encode(errors="replace")
     if kind in ("pdf", "svg"):
-        return vector_sheet(image, caption, style).to_bytes(kind)
+        return vector_sheet(image, [("", caption)], style).to_bytes(kind)
     return png(attention_sheet(image, caption, style, original_size=original_size))
 
 
@@ -97,7 +88,7 @@ def show_caption(caption: Caption, style: OverlayStyle | str | None = None) -> N
 
 def caption_figure(caption: Caption, style: OverlayStyle | str | None = None) -> Figure:
     """Return the attention sheet as a matplotlib figure, which needs no display."""
-    return vector_sheet(_image(caption), caption, style).figure
+    return vector_sheet(_image(caption), [("", caption)], style).figure
 
 
 def caption_html(caption: Caption) -> str:

@@ -15,15 +15,17 @@ from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,
     LINE_COLOUR,
+    LINES,
     MARKS_IN_CELL,
     MARKS_IN_PICTURE,
     MIN_LINE_PX,
-    OCTAVES,
     PATH_COLOURS,
     PEAK_MARKED_FROM,
     RIMS_IN_MARK,
+    SCALE_LOW,
     Layers,
     OverlayStyle,
+    scale_levels,
     scale_octaves,
 )
 
@@ -33,21 +35,13 @@ if TYPE_CHECKING:
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
-def word_overlay(
-    image: Image.Image, caption: Caption, index: int, style: OverlayStyle
-) -> Image.Image:
-    """Draw the map of a word over the image, with its marks."""
-    return word_panel(Layers(image, style), caption, index)
-
-
-def word_panel(layers: Layers, caption: Caption, index: int) -> Image.Image:
+def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
     """Draw the map of a word over the image of these layers, with its marks."""
     size, smooth = layers.photo.size, layers.style.smooth
-    heat = smooth_heat = word_heat(caption, index, size)
-    if not smooth:
-        heat = word_heat(caption, index, size, smooth=False)
+    smooth_heat = word_heat(caption, index, size)
+    heat = smooth_heat if smooth else word_heat(caption, index, size, smooth=False)
     picture = _paint(layers, heat, smooth_heat)
-    draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *picture.size))
+    draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *size))
     return picture
 
 
@@ -55,12 +49,9 @@ def word_heat(
     caption: Caption, index: int, size: tuple[int, int], *, smooth: bool = True
 ) -> np.ndarray:
     """Return the heat of a word over an image of this (width, height)."""
+    width, height = size
     return attention_heat(
-        caption.maps[index],
-        caption.geometry,
-        width_px=size[0],
-        height_px=size[1],
-        smooth=smooth,
+        caption.maps[index], caption.geometry, width_px=width, height_px=height, smooth=smooth
     )
 
 
@@ -84,40 +75,45 @@ def overlay(
 def _paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
     """Return the layers by heat, with the lines of the smooth heat where the style has them."""
     octaves = scale_octaves(heat)
-    picture = layers.paint((octaves * (255 / OCTAVES) + 0.5).astype(np.uint8))
+    above, alpha = layers.above(scale_levels(octaves))
+    picture = layers.base.copy()
+    picture.paste(above, mask=alpha)
     if layers.style.lines:
-        octaves = octaves if smooth_heat is heat else scale_octaves(smooth_heat)
-        casing, ink = map(Image.fromarray, line_coverage(octaves, layers.style))
-        if box := casing.getbbox():
-            picture.paste(CASING_COLOUR, box, casing.crop(box))
-            picture.paste(LINE_COLOUR, box, ink.crop(box))
+        _draw_lines(
+            picture, octaves if smooth_heat is heat else scale_octaves(smooth_heat), layers.style
+        )
     return picture
 
 
-def line_coverage(octaves: np.ndarray, style: OverlayStyle) -> tuple[np.ndarray, np.ndarray]:
-    """Return how much of each pixel the lines and their dark seams cover, both uint8.
+def _draw_lines(picture: Image.Image, octaves: np.ndarray, style: OverlayStyle) -> None:
+    """Draw lines of equal attention on their dark seams.
 
     Args:
-        octaves: As `scale_octaves` returns them, [height, width].
-
-    Returns:
-        Of the seams, which lie below, and of the lines.
+        octaves: As `scale_octaves` returns them, [height, width] of the picture.
     """
-    octaves = octaves - 1  # above uniform attention: the lines are at whole numbers
-    unit = line_unit((octaves.shape[1], octaves.shape[0]))
-    levels = [round(math.log2(heat)) for heat, _ in style.lines]
-    nearest = np.clip(np.rint(octaves), levels[0], levels[-1])
-    padded = np.pad(octaves, 1, mode="edge")
-    slope = (padded[1:-1, 2:] - padded[1:-1, :-2]) ** 2
-    slope += (padded[2:, 1:-1] - padded[:-2, 1:-1]) ** 2
-    # To first order, how many pixels away the line is.
-    away = np.abs(octaves - nearest) * 2 / np.sqrt(slope + 1e-8)
-    halves = np.zeros(levels[-1] + 1, dtype=np.float32)
-    halves[levels] = [max(width * unit, MIN_LINE_PX) / 2 for _, width in style.lines]
-    covered = halves[nearest.astype(np.intp)] + 0.5 - away
-    ink = np.clip(covered * 255, 0, 255).astype(np.uint8)
-    seam = np.clip((covered + casing_px(unit)) * 255, 0, 255) * CASING_OPACITY
-    return seam.astype(np.uint8), ink
+    unit = line_unit(picture.size)
+    seam = casing_px(unit)
+    # All lines are in or close to the box of what has more than uniform attention.
+    box = Image.fromarray(octaves > math.log2(1 / SCALE_LOW)).getbbox()
+    if box is None:
+        return
+    near = math.ceil(LINES[-1][1] * unit + seam) + 2
+    left, top = max(0, box[0] - near), max(0, box[1] - near)
+    octaves = np.pad(octaves, 1, mode="edge")[top : box[3] + near + 2, left : box[2] + near + 2]
+    slope = (octaves[1:-1, 2:] - octaves[1:-1, :-2]) ** 2
+    slope += (octaves[2:, 1:-1] - octaves[:-2, 1:-1]) ** 2
+    pixels_an_octave = 2 / np.sqrt(slope + 1e-8)
+    octaves = octaves[1:-1, 1:-1]
+    # How far a pixel's outer side lies within the nearest line, to first order.
+    covered = np.full_like(octaves, -np.inf)
+    for heat, wide in style.lines:
+        away = np.abs(octaves - math.log2(heat / SCALE_LOW)) * pixels_an_octave
+        np.maximum(covered, max(wide * unit, MIN_LINE_PX) / 2 + 0.5 - away, out=covered)
+    for colour, coverage in (
+        (CASING_COLOUR, CASING_OPACITY * np.clip(255 * (covered + seam), 0, 255)),
+        (LINE_COLOUR, np.clip(255 * covered, 0, 255)),
+    ):
+        picture.paste(colour, (left, top), Image.fromarray(coverage.astype(np.uint8)))
 
 
 def line_unit(size: tuple[int, int]) -> float:
@@ -137,30 +133,14 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
         pen: What draws: `ImageDraw.Draw` of a picture, or a `VectorPage`.
         box: Where the image is on it.
     """
+    line, rim = mark_px(caption, box)
     if caption.paths is not None:
-        draw_paths(pen, caption, index, box)
-    if caption.cells is not None:
-        outline_cells(pen, caption, caption.cells[index], box)
-    else:
+        _draw_paths(pen, caption, index, box)
+    if caption.cells is None:
         for cell in peaks(caption.maps[index], PEAK_MARKED_FROM):
-            mark_peak(pen, caption, cell, box)
-
-
-def mark_peak(pen: Any, caption: Caption, cell: int, box: Box) -> None:
-    """Draw a cross on the centre of a cell, as maps of mountains mark a summit."""
-    line, rim = mark_px(caption, box)
-    x, y = cell_centre(caption, cell, box)
-    arm = 3 * line + 1
-    for colour, grown in (("#000000", rim), ("#ffffff", 0)):
-        for wide, high in ((arm, line // 2), (line // 2, arm)):
-            corner = (x - wide - grown, y - high - grown, x + wide + grown, y + high + grown)
-            pen.rectangle(corner, fill=colour)
-
-
-def outline_cells(pen: Any, caption: Caption, cells: np.ndarray, box: Box) -> None:
-    """Draw the borders of cells: of the one that each head attended for a word."""
-    line, rim = mark_px(caption, box)
-    for cell in np.unique(cells).tolist():
+            _mark_peak(pen, cell_centre(caption, cell, box), line, rim)
+        return
+    for cell in np.unique(caption.cells[index]).tolist():  # one of each head
         left, top, right, bottom = cell_box(caption, cell, box)
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
@@ -169,7 +149,17 @@ def outline_cells(pen: Any, caption: Caption, cells: np.ndarray, box: Box) -> No
         pen.rectangle((left, top, right, bottom), outline="#ffffff", width=line)
 
 
-def draw_paths(pen: Any, caption: Caption, index: int, box: Box) -> None:
+def _mark_peak(pen: Any, centre: tuple[int, int], line: int, rim: int) -> None:
+    """Draw a cross, as maps of mountains mark a summit."""
+    x, y = centre
+    arm = 3 * line + 1
+    for colour, grown in (("#000000", rim), ("#ffffff", 0)):
+        for wide, high in ((arm, line // 2), (line // 2, arm)):
+            corner = (x - wide - grown, y - high - grown, x + wide + grown, y + high + grown)
+            pen.rectangle(corner, fill=colour)
+
+
+def _draw_paths(pen: Any, caption: Caption, index: int, box: Box) -> None:
     """Draw sampled paths up to a word, each in a colour of its own and a little apart.
 
     A path leads from a ring (the cell of the first word) through the cells of all words between to

@@ -1,7 +1,6 @@
-"""Pages to open in a browser: an image with its caption.
+"""Pages to open in a browser: an image with its caption, and the report of an evaluation.
 
-A page is one file that loads nothing else: the image is a data URL, the viewer (viewer.js,
-viewer.css) stands inside, and its Content-Security-Policy lets nothing in.
+A page is one file that loads nothing else, and its Content-Security-Policy lets nothing in.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.visualization.arrays import data_url
+from captioner.visualization.files import data_url
 from captioner.visualization.labels import KEY, NOTES
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.style import OverlayStyle, viewer_tables
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from captioner.types import Caption
 
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
+REPORT_SIDE_PX = 640  # of the images in a report
 
 # The image is in the page once: as the picture that is there without scripts too.
 _START = """
@@ -52,12 +53,11 @@ def caption_page(
 ) -> str:
     """Return one HTML file: the image, its caption, and the attention map of each word.
 
-    It works without a network and without a server. The image is in it as a JPEG of at most
-    LONGEST_SIDE_PX on its longer side; a footer says so where it is smaller than the original.
+    The image is in it as a JPEG of at most LONGEST_SIDE_PX on its longer side; a footer says so
+    where it is smaller than the original.
 
     Args:
-        captions: A name and a caption for each model; the reader switches between them. Give
-            captions with all their heads: layer and head say which are shown first.
+        captions: A name and a caption, with all heads, for each model; the reader switches.
         style: How attention is shown at first; the reader can change it.
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.
@@ -87,6 +87,66 @@ def caption_page(
         "β says how much the word draws on the picture. Made with captioner.</footer>"
     )
     return document(title=alt or name, body=body, with_viewer=True)
+
+
+@dataclass(frozen=True)
+class ReportedImage:
+    """An image of the report: its caption with maps, its references, its scores by metric."""
+
+    name: str
+    image: Image.Image
+    caption: Caption
+    references: Sequence[str]
+    scores: Mapping[str, float]
+
+
+def report_page(
+    tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
+    examples: Mapping[str, Sequence[ReportedImage]],
+    *,
+    title: str,
+) -> str:
+    """Return one HTML file without a network address: tables, and images with their maps.
+
+    Args:
+        tables: Title, names of the columns and rows of each.
+        examples: Images to show under each heading, such as the best and the worst.
+    """
+    sections = [f"<h1>{html.escape(title)}</h1>\n<main>"]
+    for heading, head, rows in tables:
+        sections.append(f"<h2>{html.escape(heading)}</h2>\n{_table(head, rows)}")
+    for heading, images in examples.items():
+        articles = "\n".join(map(_example, images))
+        sections.append(f'<h2>{html.escape(heading)}</h2>\n<div class="photos">{articles}</div>')
+    body = "\n".join([*sections, "</main>"])
+    return document(title=title, body=body, css=resource("report.css"), with_viewer=True)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table, whose first column names the rows."""
+    heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
+    body = "\n".join(
+        f'<tr><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{html.escape(value)}</td>" for value in values)
+        + "</tr>"
+        for name, *values in rows
+    )
+    thead = f"<thead><tr>{heads}</tr></thead>\n" if any(head) else ""
+    return f'<div class="scroll"><table>\n{thead}<tbody>\n{body}\n</tbody></table></div>'
+
+
+def _example(example: ReportedImage) -> str:
+    """Return an image of the report with its viewer, scores and references."""
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in example.scores.items())
+    references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
+    small = example.image.copy()
+    small.thumbnail((REPORT_SIDE_PX, REPORT_SIDE_PX), Image.Resampling.LANCZOS)
+    content = viewer_content([("model", example.caption)], OverlayStyle())
+    return (
+        f"<article><h3>{html.escape(example.name)}</h3>\n"
+        + explorable(small, content)
+        + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
+    )
 
 
 def viewer_content(
@@ -127,10 +187,13 @@ def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
         content: As `viewer_content` returns it.
     """
     alt = html.escape(content["alt"])
+    values = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":  # so that no word ends the script element
+        values = values.replace(character, f"\\u{ord(character):04x}")
     return (
         f'<div class="captioner"><div class="plain"><img src="{data_url(image)}" alt="{alt}">'
         f"<p>{alt}</p></div></div>\n"
-        f'<script type="application/json">{_json(content)}</script>\n'
+        f'<script type="application/json">{values}</script>\n'
     )
 
 
@@ -138,9 +201,11 @@ def document(*, title: str, body: str, css: str = "", with_viewer: bool = False)
     """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
     css = resource("page.css") + css
     script = viewer_script() + _START if with_viewer else ""
-    rules = ["default-src 'none'", "img-src data:", f"style-src {_hash(css)}"]
-    if script:
-        rules.append(f"script-src {_hash(script)}")
+    rules = ["default-src 'none'", "img-src data:"]
+    for source, text in (("style-src", css), ("script-src", script)):
+        if text:
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            rules.append(f"{source} 'sha256-{digest}'")
     rules += ["base-uri 'none'", "form-action 'none'"]
     scripts = f"\n<script>{script}</script>" if script else ""
     return (
@@ -153,16 +218,6 @@ def document(*, title: str, body: str, css: str = "", with_viewer: bool = False)
         f"<title>{html.escape(one_line(title))}</title>\n<style>{css}</style>\n</head>\n"
         f"<body>\n{body}{scripts}\n</body>\n</html>\n"
     )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    """Return JSON that cannot end the script element it stands in."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def resource(name: str) -> str:

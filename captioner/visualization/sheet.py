@@ -20,7 +20,7 @@ from captioner.visualization.labels import (
     draw_word_label,
     pen,
 )
-from captioner.visualization.overlay import resize_captioned, scaled_size, word_panel
+from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
 from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import (
     INK,
@@ -50,22 +50,15 @@ class _Layout:
     text: int
     title: int
     widest: int  # of all panels in a row
-
-    @property
-    def label_height(self) -> int:
-        return round(WORD_LABEL_HEIGHT * self.text)
-
-    @property
-    def title_line(self) -> int:
-        return round(1.3 * self.title)
-
-    @property
-    def note_line(self) -> int:
-        return round(1.8 * self.text)
+    title_lines: int  # at most
 
 
-SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960)
-_COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800)
+SHEET = _Layout(
+    264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960, title_lines=6
+)
+_COMPARISON = _Layout(
+    200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800, title_lines=3
+)
 _VECTOR_PIXELS = 100_000  # of the photo on a vector page, about 200 dots an inch
 _NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
@@ -96,19 +89,10 @@ def attention_sheet(
     return _draw(image, [("", caption)], style, SHEET, original_size=original_size)
 
 
-def vector_sheet(
-    image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
-) -> VectorPage:
-    """Draw the same as a page to save as PDF or SVG."""
-    return _draw(image, [("", caption)], style, SHEET, vector=True)
-
-
 def comparison_sheet(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
     style: OverlayStyle | str | None = None,
-    *,
-    across: int = 0,
 ) -> Image.Image:
     """Draw a sheet of several models: of each its name, then as `attention_sheet`.
 
@@ -118,22 +102,22 @@ def comparison_sheet(
     Args:
         image: The upright image that was captioned; it is not changed.
         captions: A name and a caption for each model, all of this image.
-        across: Panels in a line, the photo's included; 0 takes what suits the longest caption.
 
     Raises:
         ImageError: An image of another size than a caption's.
         ValueError: No captions.
     """
-    return _draw(image, captions, style, _COMPARISON, across=across)
+    return _draw(image, captions, style, _COMPARISON)
 
 
-def vector_comparison(
+def vector_sheet(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
     style: OverlayStyle | str | None = None,
 ) -> VectorPage:
-    """Draw the same as a page to save as PDF or SVG."""
-    return _draw(image, captions, style, _COMPARISON, vector=True)
+    """Draw a sheet to save as PDF or SVG: of one caption without a name, or a comparison."""
+    layout = SHEET if len(captions) == 1 and not captions[0][0] else _COMPARISON
+    return _draw(image, captions, style, layout, vector=True)
 
 
 def panel_size(image_size: tuple[int, int], layout: _Layout = SHEET) -> tuple[int, int]:
@@ -155,7 +139,6 @@ def _draw(
     style: OverlayStyle | str | None,
     layout: _Layout,
     *,
-    across: int = 0,
     original_size: tuple[int, int] | None = None,
     vector: bool = False,
 ) -> Any:
@@ -165,8 +148,7 @@ def _draw(
     style = OverlayStyle.of(style)
     margin, gap, text = layout.margin, layout.gap, layout.text
     captions = [caption for _, caption in named]
-    size = panel_size(image.size, layout)
-    shown = size
+    size = shown = panel_size(image.size, layout)
     if vector:  # finer than the panels
         scale = min(1.0, math.sqrt(_VECTOR_PIXELS / (image.width * image.height)))
         shown = scaled_size(image.size, scale)
@@ -175,9 +157,8 @@ def _draw(
         photo = photo.quantize(255, method=Image.Quantize.FASTOCTREE).convert("RGB")
     layers = Layers(photo, style)
     label_width = max(size[0], layout.narrowest_slot)
-    slot = label_width + gap, size[1] + layout.label_height + gap
-    longest = 1 + max(len(caption.words) for caption in captions)
-    across = across or _columns(longest, slot, layout)
+    slot = label_width + gap, size[1] + round(WORD_LABEL_HEIGHT * text) + gap
+    across = _columns(1 + max(len(caption.words) for caption in captions), slot, layout)
     width = max(across * slot[0] - gap, _NARROWEST_CONTENT)
     tops, heads = [margin], []  # of each model, the last of the footer; heights of the headings
     for name, caption in named:
@@ -202,19 +183,19 @@ def _draw(
             left = margin + number % across * slot[0]
             upper = top + head + number // across * slot[1]
             box = left, upper, left + size[0], upper + size[1]
-            if number:
-                if vector:
-                    page.draw_word(layers, caption, number - 1, box)
-                else:
-                    page.paste(word_panel(layers, caption, number - 1), box)
-                place = {"left": left, "top": box[3], "width": label_width, "size": text}
-                draw_word_label(page, caption, number - 1, **place)
-            else:
+            if not number:
                 # A hairline around it: a white photo has no edge otherwise.
                 pen(page).rectangle((left - 1, upper - 1, box[2], box[3]), fill=RULE)
-                page.paste(layers.photo, box)
+                page.paste(photo, box)
                 baseline = box[3] + round(1.95 * text)
                 pen(page).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
+                continue
+            if vector:
+                page.draw_word(layers, caption, number - 1, box)
+            else:
+                page.paste(word_overlay(layers, caption, number - 1), box)
+            place = {"left": left, "top": box[3], "width": label_width, "size": text}
+            draw_word_label(page, caption, number - 1, **place)
     draw_footer(page, captions, style, **footer)
     return page
 
@@ -226,24 +207,24 @@ def draw_heading(
 
     Without a page nothing is drawn.
     """
-    left, text = layout.margin, layout.text
+    left, text, title_line = layout.margin, layout.text, round(1.3 * layout.title)
     name_line = round(1.9 * text) if name else 0
     face = font(layout.title, bold=True, text=caption.text)
-    most = 3 if layout is _COMPARISON else 6
-    lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=most)
+    words = one_line(caption.text) or "(no words)"
+    lines = wrap(words, face, width, max_lines=layout.title_lines)
     note, warning = caption_note(caption)
+    height = name_line + title_line * len(lines)
     if page is not None:
         draw = pen(page)
         label, small = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
         draw.text((left, top + text), label, fill=MUTED, font=small, anchor="ls")
-        below = top + name_line + layout.title_line * len(lines)
         for number, line in enumerate(lines):
-            y = top + name_line + round(0.8 * layout.title) + number * layout.title_line
+            y = top + name_line + round(0.8 * layout.title) + number * title_line
             draw.text((left, y), line, fill=INK, font=face, anchor="ls")
-        note, small = fit(note, width, size_px=text, smallest_px=text // 2)
+        shown, small = fit(note, width, size_px=text, smallest_px=text // 2)
         colour = WARNING if warning else MUTED
-        draw.text((left, below + text), note, fill=colour, font=small, anchor="ls")
-    return name_line + layout.title_line * len(lines) + (layout.note_line if note else 0)
+        draw.text((left, top + height + text), shown, fill=colour, font=small, anchor="ls")
+    return height + (round(1.8 * text) if note else 0)
 
 
 def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:

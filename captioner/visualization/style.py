@@ -1,8 +1,6 @@
 """How attention is shown: settings, the one scale of all pictures, and what each style paints.
 
-Every style lays one image over another, as strongly as the level of attention on the scale says;
-two of them draw lines of equal attention on top. The browser viewer (viewer.js) paints by the same
-tables, which `viewer_tables` hands to it.
+The browser viewer (viewer.js) paints by the same tables, which `viewer_tables` hands to it.
 """
 
 from __future__ import annotations
@@ -23,13 +21,7 @@ StyleName = Literal["focus", "light", "colour", "contour", "mask"]
 STYLES: tuple[StyleName, ...] = get_args(StyleName)
 ColourMap = Literal["viridis", "cividis"]
 COLOUR_MAPS: tuple[ColourMap, ...] = get_args(ColourMap)  # both safe for the colour-blind
-DEFAULT_OPACITY: dict[StyleName, float] = {
-    "focus": 1.0,
-    "light": 0.75,
-    "colour": 0.65,
-    "contour": 1.0,
-    "mask": 0.65,
-}
+DEFAULT_OPACITY = {"focus": 1.0, "light": 0.75, "colour": 0.65, "contour": 1.0, "mask": 0.65}
 UNSURE_PROBABILITY = 0.15  # words below it are marked
 
 # The scale is logarithmic and the same in every picture, so that a tint or a brightness always
@@ -62,12 +54,12 @@ LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
 
 @dataclass(frozen=True)
 class Paint:
-    """What a style lays over what.
+    """What a style lays over what, by level of attention on the scale.
 
     Args:
         base: What is below: the photo, its grey, or its lifted grey.
-        colours: What is laid over it, by level of attention, uint8 [256, 3]; None: the photo.
-        alpha: How strongly, by level of attention, at the style's full strength, [256] from 0 to 1.
+        colours: What is laid over it, uint8 [256, 3]; None: the photo.
+        alpha: How strongly, at the style's full strength, [256] from 0 to 1.
         lines: Whether LINES are drawn on top.
     """
 
@@ -126,29 +118,14 @@ class OverlayStyle:
         """The lines of equal attention that are drawn: multiples of uniform, and their widths."""
         return tuple(line for line in LINES if self.paint.lines and line[0] >= self.threshold)
 
-    def tables(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return how the upper layer covers the lower one, by level of attention.
-
-        Returns:
-            How strongly, uint8 [256], and in which colours, uint8 [256, 3]; None is the photo.
-        """
-        below = int(scale_levels(np.array(self.threshold)))
-        alpha, colours = self.paint.alpha.copy(), self.paint.colours
-        alpha[:below] = 0.0 if self.kind == "colour" else alpha[0]
-        if colours is None:
-            alpha = 1 - self.strength * (1 - alpha)
-        else:
-            alpha = self.strength * alpha
-            colours = colours.copy()
-            colours[:below] = colours[0]
-        return (255 * alpha + 0.5).astype(np.uint8), colours
-
+    @lru_cache(maxsize=8)  # noqa: B019  (styles are small, and a run has one)
     def ramp(self, width: int, height: int) -> Image.Image:
         """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
         levels = np.linspace(0, 255, width).round().astype(np.uint8)
         bar = np.repeat(np.array(LEGEND_PHOTO, dtype=np.uint8)[None, None], width, axis=1)
         layers = Layers(Image.fromarray(bar), self)
-        picture = layers.paint(levels[None]).resize((width, height))
+        above, alpha = layers.above(levels[None])
+        picture = Image.composite(above, layers.base, alpha).resize((width, height))
         for heat, thick in self.lines:
             wide = round(thick * height / 14) + 1
             left = round((width - 1) * scale_position(heat)) - wide // 2
@@ -158,27 +135,37 @@ class OverlayStyle:
 
 
 class Layers:
-    """The two images that a style lays over each other, made once for all words of a caption."""
+    """The two images that a style lays over each other, made once for all words of a caption.
+
+    Attributes:
+        alpha: How strongly the upper one covers the lower, by level of attention, uint8 [256].
+        colours: Of the upper one, by level of attention, uint8 [256, 3]; None: it is the photo.
+    """
 
     def __init__(self, photo: Image.Image, style: OverlayStyle) -> None:
-        self.photo, self.style = photo, style
-        self.alpha, self.colours = style.tables()
-        self.base = photo
-        if style.paint.base != "photo":
+        self.photo = self.base = photo
+        self.style, paint = style, style.paint
+        below = int(scale_levels(scale_octaves(np.array(style.threshold))))
+        alpha, self.colours = paint.alpha.copy(), paint.colours
+        alpha[:below] = 0.0 if style.kind == "colour" else alpha[0]
+        if self.colours is None:
+            alpha = 1 - style.strength * (1 - alpha)
+        else:
+            alpha *= style.strength
+            self.colours = self.colours.copy()
+            self.colours[:below] = self.colours[0]
+        self.alpha = (255 * alpha + 0.5).astype(np.uint8)
+        if paint.base != "photo":
             grey = photo.convert("L")
-            if style.paint.base == "lifted":
+            if paint.base == "lifted":
                 grey = grey.point([round(LIFTED_SLOPE * v + LIFTED_OFFSET) for v in range(256)])
             self.base = grey.convert("RGB")
 
-    def paint(self, levels: np.ndarray) -> Image.Image:
-        """Return the layers as one image.
-
-        Args:
-            levels: Levels of attention on the scale, uint8 [height, width] of the photo.
-        """
+    def above(self, levels: np.ndarray) -> tuple[Image.Image, Image.Image]:
+        """Return the upper image and its opacity for levels of attention, uint8 [height, width]."""
         colours = self.colours
         above = self.photo if colours is None else Image.fromarray(colours[levels])
-        return Image.composite(above, self.base, Image.fromarray(self.alpha[levels]))
+        return above, Image.fromarray(self.alpha.take(levels))
 
 
 def scale_position(heat: float) -> float:
@@ -195,9 +182,9 @@ def scale_octaves(heat: np.ndarray) -> np.ndarray:
     return np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH)) + 1
 
 
-def scale_levels(heat: np.ndarray) -> np.ndarray:
-    """Return the level of each attention (multiples of uniform) on the scale, uint8 0 to 255."""
-    return (scale_octaves(heat) * (255 / OCTAVES) + 0.5).astype(np.uint8)
+def scale_levels(octaves: np.ndarray) -> np.ndarray:
+    """Return levels on the scale, uint8 0 to 255, of what `scale_octaves` returned."""
+    return (octaves * (255 / OCTAVES) + 0.5).astype(np.uint8)
 
 
 @lru_cache(maxsize=len(COLOUR_MAPS))
@@ -236,17 +223,13 @@ def viewer_tables() -> dict[str, Any]:
 
     In `styles`, `above` names a table of `colours`, or is null for the photo itself.
     """
-
-    def in_hex(table: np.ndarray) -> str:
-        return bytes(table).hex()
-
     styles: dict[str, dict[str, Any]] = {}
-    colours: dict[str, str] = {name: in_hex(colour_table(name)) for name in COLOUR_MAPS}
+    colours: dict[str, str] = {name: bytes(colour_table(name)).hex() for name in COLOUR_MAPS}
     for kind in STYLES:
         paint = paint_of(kind, "viridis")
         above = None if paint.colours is None else "map" if kind == "colour" else kind
         if paint.colours is not None and kind != "colour":
-            colours[kind] = in_hex(paint.colours)
+            colours[kind] = bytes(paint.colours).hex()
         styles[kind] = {
             "base": paint.base,
             "above": above,

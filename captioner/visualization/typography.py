@@ -1,7 +1,4 @@
-"""Text of the pictures: a font that has its letters, and text fitted to the room there is.
-
-DejaVu Sans comes with matplotlib; for letters that it lacks, a font of the system is searched.
-"""
+"""Text of the pictures: a font that has its letters, and text fitted to the room there is."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from captioner.data.tokenizer import begins_unspaced
 from captioner.log import logger
@@ -23,11 +20,11 @@ RULE = "#b8c0ca"  # hairlines
 def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:
     """Return DejaVu Sans, or for a text with letters that it lacks, a font of the system.
 
-    DejaVu Sans has β, × and the letters of most alphabets, but no Chinese, Japanese or Korean.
-    Where no font has a letter, stderr says so once.
+    DejaVu Sans, which comes with matplotlib, has β, × and the letters of most alphabets, but no
+    Chinese, Japanese or Korean. Where no font has a letter, stderr says so once.
     """
     lacking = "" if text.isascii() else "".join(sorted(set(text) - _letters(_dejavu(bold))))
-    return _face(_font_with(lacking) or _dejavu(bold) if lacking else _dejavu(bold), size_px)
+    return _face((lacking and _font_with(lacking)) or _dejavu(bold), size_px)
 
 
 @lru_cache(maxsize=64)
@@ -64,16 +61,17 @@ def _font_with(characters: str) -> str | None:
     best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
     missing = wanted - (_letters(best) if best else frozenset())
     if missing:
-        _say_once(
-            f"no font on this machine has '{min(missing)}', which is drawn as a box; install one "
-            "of its script (on Debian and Ubuntu, fonts-noto-cjk or another of fonts-noto)"
+        _warn_once(
+            f"warning: no font on this machine has '{min(missing)}', which is drawn as a box; "
+            "install one of its script (on Debian and Ubuntu, fonts-noto-cjk or another of "
+            "fonts-noto)"
         )
     return best if missing != wanted else None
 
 
 @lru_cache(maxsize=16)
-def _say_once(sentence: str) -> None:
-    logger.warning(f"warning: {sentence}")
+def _warn_once(sentence: str) -> None:
+    logger.warning(sentence)
 
 
 def one_line(text: str) -> str:
@@ -93,6 +91,7 @@ def shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
     return text[:fits].rstrip() + "…"
 
 
+@lru_cache(maxsize=1024)
 def fit(
     text: str, width_px: float, *, size_px: int, smallest_px: int, bold: bool = False
 ) -> tuple[str, ImageFont.FreeTypeFont]:
@@ -112,7 +111,11 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
     """
     lines: list[str] = []
     line = ""
-    words = _breakable(text)
+    words: list[str] = []  # each with the space before it
+    for character in text:
+        if not words or character == " " or begins_unspaced(character):
+            words.append("")
+        words[-1] += character
     for position, word in enumerate(words):
         longer = line + word if line else word.lstrip()
         if face.getlength(longer) <= width_px:
@@ -127,12 +130,34 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
     return [*lines, line]
 
 
-def _breakable(text: str) -> list[str]:
-    """Split a text before its spaces and before characters of scripts without spaces."""
-    parts: list[str] = []
-    for character in text:
-        if not parts or character == " " or begins_unspaced(character):
-            parts.append(character)
-        else:
-            parts[-1] += character
-    return parts
+class Pen(ImageDraw.ImageDraw):
+    """Draws on an image as Pillow does, but each text once for all images of a run."""
+
+    def text(  # type: ignore[override]  # only what the pictures need
+        self,
+        xy: tuple[float, float],
+        text: str,
+        *,
+        fill: str,
+        font: ImageFont.FreeTypeFont,
+        anchor: str,
+    ) -> None:
+        """Write text; anchor: the point of it that is at xy."""
+        x, y = int(xy[0]), int(xy[1])
+        mask, left, top = _text_mask(text, font, anchor, xy[0] - x, xy[1] - y)
+        self._image.paste(fill, (x + left, y + top), mask)
+
+
+@lru_cache(maxsize=512)
+def _text_mask(
+    text: str, face: ImageFont.FreeTypeFont, anchor: str, right_px: float, down_px: float
+) -> tuple[Image.Image, int, int]:
+    """Return how text covers pixels, and where its left and top are from its anchor.
+
+    The anchor lies part of a pixel right of and below a whole one.
+    """
+    left, top, right, bottom = map(round, face.getbbox(text, anchor=anchor))
+    mask = Image.new("L", (right - left + 4, bottom - top + 4))
+    place = (2 - left + right_px, 2 - top + down_px)
+    ImageDraw.Draw(mask).text(place, text, fill=255, font=face, anchor=anchor)
+    return mask, left - 2, top - 2

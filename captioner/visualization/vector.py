@@ -1,9 +1,6 @@
 """A page of vector graphics with the drawing calls of Pillow, saved as PDF or SVG.
 
-So one layout serves the PNG and the figure of a paper. Text, bars, rules and lines of equal
-attention are vectors. The photo is in the file once, however many words are drawn over it.
-
-Importing this module takes longer than all else of the package, because of matplotlib.
+The photo is in the file once. matplotlib makes this module slow to import.
 """
 
 from __future__ import annotations
@@ -25,13 +22,14 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from PIL import Image, ImageFont
 
-from captioner.visualization.arrays import data_url
+from captioner.visualization.files import data_url
 from captioner.visualization.overlay import Box, casing_px, draw_marks, line_unit, word_heat
 from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,
     LINE_COLOUR,
     MIN_LINE_PX,
+    SCALE_LOW,
     Layers,
     OverlayStyle,
     scale_levels,
@@ -71,8 +69,8 @@ class VectorPage:
         if anchor[1] == "m":
             ascent, descent = font.getmetrics()
             y += (ascent - descent) / 2
-        face = FontProperties(fname=str(font.path), size=_points(font.size))
         across = {"l": "left", "m": "center", "r": "right"}[anchor[0]]
+        face = FontProperties(fname=str(font.path), size=_points(font.size))
         self._add(
             Text(x, y, text, color=fill, ha=across, va="baseline", font=face, parse_math=False)
         )
@@ -117,12 +115,11 @@ class VectorPage:
         """Draw the map of a word over the photo in a box, with its marks."""
         style = layers.style
         size = (box[2] - box[0]) // _MAP_STEP_PX + 1, (box[3] - box[1]) // _MAP_STEP_PX + 1
-        levels = scale_levels(word_heat(caption, index, size, smooth=style.smooth))
-        colours = layers.colours
-        above = layers.photo if colours is None else Image.fromarray(colours[levels])
+        heat = word_heat(caption, index, size, smooth=style.smooth)
+        above, alpha = layers.above(scale_levels(scale_octaves(heat)))
         self.paste(layers.base, box)
         if above is not layers.base:  # `contour` has lines alone
-            self.paste(above, box, Image.fromarray(layers.alpha[levels]))
+            self.paste(above, box, alpha)
         self._draw_lines(scale_octaves(word_heat(caption, index, size)), style, box)
         draw_marks(self, caption, index, box)
 
@@ -130,14 +127,13 @@ class VectorPage:
         """Draw lines of equal attention on their dark seams."""
         left, top, right, bottom = box
         unit = line_unit((right - left, bottom - top))
-        lines = [(math.log2(heat) + 1, max(MIN_LINE_PX, wide * unit)) for heat, wide in style.lines]
-        lines = [(level, wide) for level, wide in lines if octaves.min() < level < octaves.max()]
-        if not lines:
+        widths = {math.log2(heat / SCALE_LOW): wide * unit for heat, wide in style.lines}
+        levels = [level for level in widths if octaves.min() < level < octaves.max()]
+        if not levels:
             return
         rows, columns = octaves.shape
         x = left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns
         y = top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows
-        levels, widths = zip(*lines, strict=True)
         for grown, colour, opacity in (
             (2 * casing_px(unit), CASING_COLOUR, CASING_OPACITY),
             (0, LINE_COLOUR, 1),
@@ -145,7 +141,7 @@ class VectorPage:
             self._axes.contour(
                 *(x, y, np.pad(octaves, 1, mode="edge"), levels),
                 colors=colour,
-                linewidths=[_points(width + grown) for width in widths],
+                linewidths=[_points(max(MIN_LINE_PX, widths[level]) + grown) for level in levels],
                 alpha=opacity,
                 zorder=len(self._axes.get_children()),
             )

@@ -13,10 +13,10 @@ from captioner.visualization.labels import (
     PROBABILITY_COLOUR,
     TRACK_COLOUR,
     WORD_LABEL_HEIGHT,
-    _key,
     caption_note,
     draw_legend,
     draw_word_label,
+    sign_key,
 )
 from captioner.visualization.style import (
     LEGEND_PHOTO,
@@ -114,7 +114,7 @@ def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_capti
 def test_the_key_of_hard_attention_is_true_of_every_style_and_fits_a_narrow_sheet(make_caption):
     caption = make_caption((400, 300), ["a", "dog"], hard=True)
     caption = replace(caption, paths=np.zeros((100, 2), dtype=np.int64))
-    meanings = dict(_key([caption]))
+    meanings = dict(sign_key([caption]))
     assert {"□", "○●"} < meanings.keys()
     assert "4 of 100" in meanings["○●"]
     for meaning in meanings.values():

@@ -24,6 +24,7 @@ from captioner.visualization.style import (
     LINE_COLOUR,
     PATH_COLOURS,
     STYLES,
+    Layers,
     OverlayStyle,
     colour_table,
 )
@@ -82,7 +83,7 @@ def test_cells_have_the_lines_of_smooth_attention(make_caption):
     caption = make_caption((900, 700), ["dog"], maps=maps, hard=False)
     amber = [
         (
-            np.asarray(word_overlay(Image.new("RGB", (900, 700)), caption, 0, style))
+            np.asarray(word_overlay(Layers(Image.new("RGB", (900, 700)), style), caption, 0))
             == ImageColor.getrgb(LINE_COLOUR)
         ).all(axis=2)
         for style in (OverlayStyle(smooth=False), OverlayStyle())

@@ -17,8 +17,9 @@ from PIL import Image
 import captioner.visualization
 from captioner.types import Geometry
 from captioner.visualization import OverlayStyle, viewer_script
-from captioner.visualization.labels import _key, caption_note
+from captioner.visualization.labels import caption_note, sign_key
 from captioner.visualization.overlay import word_overlay
+from captioner.visualization.style import Layers
 
 FOLDER = Path(captioner.visualization.__file__).parent
 SITE, OTHER = "http://viewer.test/", "http://other.test/"
@@ -99,7 +100,7 @@ def painted(page, index):
 
 
 def by_python(caption, index, **settings):
-    picture = word_overlay(photo(), caption, index, OverlayStyle(**settings))
+    picture = word_overlay(Layers(photo(), OverlayStyle(**settings)), caption, index)
     return np.asarray(picture, dtype=int)
 
 
@@ -227,7 +228,7 @@ def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
         page.get_by_label(f"model {place}").check()
         signs = page.locator(".cv-key-sign").all()
         shown = [(sign.locator("b").inner_text(), sign.inner_text()) for sign in signs]
-        of_sheet = [each for each in _key([caption]) if each[0] not in ("p", "β")]
+        of_sheet = [each for each in sign_key([caption]) if each[0] not in ("p", "β")]
         assert shown == [(sign, sign + meaning) for sign, meaning in of_sheet]
     assert len(shown) == 3
 

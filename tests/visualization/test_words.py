@@ -12,11 +12,10 @@ from PIL import Image, ImageColor
 
 from captioner.errors import ImageError
 from captioner.visualization import caption_gif
-from captioner.visualization.animation import caption_frames
 from captioner.visualization.overlay import word_overlay
-from captioner.visualization.style import OverlayStyle
+from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import WARNING
-from captioner.visualization.words import word_images
+from captioner.visualization.words import caption_frames, word_images
 
 WORDS = "a brown dog".split()
 
@@ -34,7 +33,7 @@ def test_each_picture_is_the_overlay_at_the_photos_size_above_a_strip(make_capti
     assert len(pictures) == len(WORDS)
     assert len({picture.size for picture in pictures}) == 1
     for index, picture in enumerate(pictures):
-        expected = word_overlay(photo, caption, index, OverlayStyle())
+        expected = word_overlay(Layers(photo, OverlayStyle()), caption, index)
         assert picture.crop((0, 0, 400, 330)).tobytes() == expected.tobytes()
         strip = np.asarray(picture.crop((0, 330, *picture.size)))
         assert (strip == 255).all(axis=2).mean() > 0.5
@@ -91,7 +90,7 @@ def test_every_frame_of_a_gif_shows_the_confidence_as_a_warning_where_it_is_low(
     heights = []
     for confidence, warned in ((None, False), (0.29, True), (0.7, False)):
         caption = replace(plain, confidence=confidence, confidence_threshold=0.4)
-        frames = list(caption_frames(photo, caption, OverlayStyle()))
+        frames = caption_frames(photo, caption, None)
         heights.append(frames[0].height)
         for frame in frames:
             above = np.asarray(frame)[:80]
