@@ -35,8 +35,7 @@ def step_kind(
     config: Config, device: torch.device, processes: int
 ) -> Literal["graphs", "inductor", "off"]:
     """Return how steps are taken by `train.compile`, and say why where it is another way."""
-    wanted = config.train.compile
-    kind = wanted
+    kind = config.train.compile
     if kind == "auto":
         kind = "graphs" if device.type == "cuda" else "off"
     if kind == "off":
@@ -69,11 +68,7 @@ class FixedShapeStep:
     each may replay a graph of another shape.
 
     Args:
-        task: Owns all trainable parameters.
         optimizer: Made with `on_device`.
-        clip_norm: As in `training_step`.
-        autocast: Context of the forward pass.
-        device: Where the parameters are.
         kind: `graphs`, `inductor`, or `off`, which computes kernel by kernel.
         captions: Captions of a full batch.
         longest: Words of the longest caption, with its end.

@@ -59,23 +59,22 @@ class TeacherTargets:
 
 
 class Teachers:
-    """Trained models that read a batch's captions on its images, as the student does.
+    """Trained models that read a batch's captions on its images (Hinton et al., 2015).
 
-    Hinton et al., 2015. One with hard attention attends as at test time. They are no submodule of
-    the task, so that checkpoints do not hold them.
+    One with hard attention attends as at test time. They are no submodule of the task, so that
+    checkpoints do not hold them.
 
     Args:
-        models: The teachers; they are put into evaluation mode and their batch norms are folded.
+        models: They are put into evaluation mode and their batch norms are folded.
         attention: Return their attention too.
-        temperature: The student's `attention.temperature`; below 1 its attention is sharper than
-            the teachers', and the attention that it learns is sharpened in the same way.
+        temperature: The student's `attention.temperature`; the attention that it learns is
+            sharpened in the same way.
     """
 
     def __init__(
         self, models: Sequence[CaptionModel], *, attention: bool = False, temperature: float = 1.0
     ) -> None:
-        self.attention = attention
-        self.temperature = temperature
+        self.attention, self.temperature = attention, temperature
         self.models = [model.eval().requires_grad_(False) for model in models]
         for model in self.models:
             fold_batch_norms(model.encoder)

@@ -15,13 +15,11 @@ class DeferredInterrupts:
 
     A step changes weights, optimizer and cursor one after another, and a checkpoint from between
     them would resume as another run. So a signal that comes while `deferred` is true waits for
-    `release` or `interrupt`. A second one of its kind ends the process at once, as a kill does: a
-    KeyboardInterrupt anywhere would also come out of a callback, as a traceback that nobody can
-    catch, while checkpoints are whole at every moment.
+    `release` or `interrupt`. A second one of its kind ends the process at once, as a kill does.
 
-    Where several processes train together, signals are always deferred, because one that leaves
-    alone leaves the others waiting: `release` finds out whether any of them received one. A second
-    one changes nothing there: torchrun passes on what a terminal has sent to all of them already.
+    Several processes always defer signals, because one that leaves alone leaves the others waiting:
+    `release` finds out whether any of them received one. A second one changes nothing there:
+    torchrun passes on what a terminal has sent to all of them already.
     """
 
     def __init__(self) -> None:

@@ -32,41 +32,29 @@ def build_optimizer(
     # By kind and not by value, so that a run may be resumed with other rates in the same groups.
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for parameter in task.parameters():
-        if not parameter.requires_grad:
-            continue
-        identity = id(parameter)
-        kind = "backbone" if identity in backbone else "decoder"
-        decays = parameter.dim() > 1 and identity not in embeddings
-        groups.setdefault((kind, decays), []).append(parameter)
-    rates = {"backbone": config.encoder_lr, "decoder": config.lr}
-    settings: list[dict[str, Any]] = [
-        {
-            "params": parameters,
-            "lr": rates[kind],
-            "base_lr": rates[kind],
-            "weight_decay": config.weight_decay if decays else 0.0,
-        }
-        for (kind, decays), parameters in groups.items()
-    ]
-    options: dict[str, Any] = {}
+        if parameter.requires_grad:
+            kind = "backbone" if id(parameter) in backbone else "decoder"
+            decays = parameter.dim() > 1 and id(parameter) not in embeddings
+            groups.setdefault((kind, decays), []).append(parameter)
+    device = task.zero_loss().device
+    settings: list[dict[str, Any]] = []
+    for (kind, decays), parameters in groups.items():
+        rate = config.encoder_lr if kind == "backbone" else config.lr
+        lr = torch.tensor(rate, device=device) if on_device else rate
+        decay = config.weight_decay if decays else 0.0
+        settings.append({"params": parameters, "lr": lr, "base_lr": rate, "weight_decay": decay})
+    options: dict[str, Any] = {"eps": config.eps}
+    if config.name.startswith("rmsprop"):
+        options |= {"alpha": config.alpha, "momentum": config.momentum}
     if on_device:
-        device = task.zero_loss().device
-        for group in settings:
-            group["lr"] = torch.tensor(group["lr"], device=device)
-        options = {"fused": True, "capturable": device.type == "cuda"}
+        options |= {"fused": True, "capturable": device.type == "cuda"}
     if config.name == "adamw":
-        return torch.optim.AdamW(settings, betas=(0.9, 0.98), eps=config.eps, **options)
+        return torch.optim.AdamW(settings, betas=(0.9, 0.98), **options)
     if config.name == "adam":
-        return torch.optim.Adam(settings, eps=config.eps, **options)
+        return torch.optim.Adam(settings, **options)
     if config.name == "rmsprop_graves":
-        return GravesRMSprop(settings, alpha=config.alpha, momentum=config.momentum, eps=config.eps)
-    return torch.optim.RMSprop(
-        settings,
-        alpha=config.alpha,
-        momentum=config.momentum,
-        eps=config.eps,
-        centered=config.centered,
-    )
+        return GravesRMSprop(settings, **options)
+    return torch.optim.RMSprop(settings, centered=config.centered, **options)
 
 
 class GravesRMSprop(torch.optim.Optimizer):
@@ -81,11 +69,7 @@ class GravesRMSprop(torch.optim.Optimizer):
     the steps of small gradients up to a hundred times larger.
 
     Args:
-        params: Parameters, or groups of them.
-        lr: Step size; Graves' and the original code's is 1e-4.
-        alpha: Decay of the running means.
-        momentum: Share of the last update in the next.
-        eps: Added under the root.
+        lr: Graves' and the original code's is 1e-4.
         weight_decay: Factor on the weights that is added to the gradient.
     """
 
@@ -109,14 +93,11 @@ class GravesRMSprop(torch.optim.Optimizer):
             params = [param for param in group["params"] if param.grad is not None]
             if not params:
                 continue
+            names = ("square_mean", "mean", "update")
             for param in params:
                 if not self.state[param]:
-                    for name in ("square_mean", "mean", "update"):
-                        self.state[param][name] = torch.zeros_like(param)
-            square_means, means, updates = (
-                [self.state[param][name] for param in params]
-                for name in ("square_mean", "mean", "update")
-            )
+                    self.state[param].update({name: torch.zeros_like(param) for name in names})
+            square_means, means, updates = ([self.state[p][name] for p in params] for name in names)
             grads: Any = [param.grad for param in params]
             if group["weight_decay"]:
                 grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])

@@ -23,9 +23,7 @@ class PretrainedReport:
     """Which of a model's weights were taken from a folder, by name, and which were not.
 
     Args:
-        taken: Weights of the model that have the folder's values now.
-        left: Weights of the model that the folder lacks, or has in another shape; they stay as
-            initialised.
+        left: Weights that the folder lacks, or has in another shape; they stay as initialised.
         unused: Weights of the folder that the model does not have.
         new_words: Words of the model that the folder's vocabulary does not have.
     """
@@ -40,8 +38,11 @@ class PretrainedReport:
         """Return sentences for the user; none if every weight was taken and no word is new."""
         sentences = []
         if self.left or self.unused:
-            names = {"left as initialised": self.left, "not used": self.unused}
-            parts = [f"{what}: {_by_module(each)}" for what, each in names.items() if each]
+            parts = []
+            for what, names in (("left as initialised", self.left), ("not used", self.unused)):
+                counts = Counter(name.rpartition(".")[0] for name in names)
+                if names:  # such as `decoder.attention.score (4)`
+                    parts.append(f"{what}: {', '.join(f'{m} ({n})' for m, n in counts.items())}")
             total = len(self.taken) + len(self.left)
             sentences.append(
                 f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
@@ -59,13 +60,10 @@ def load_pretrained(
 ) -> PretrainedReport:
     """Fill a model that is to be trained with the weights of a verified folder.
 
-    Weights are taken that have the same name and shape. Rows of the embedding and of the output
-    layer are taken word by word, so that the vocabulary may have other words, in another order. A
-    new word's row is drawn around the mean of the folder's rarer half of words, with half their
-    standard deviation; its output bias is their mean.
-
-    A half-precision weight that is the rounding of the one already there leaves it as it is: the
-    frozen stages of an exported model stay those that features were cached of.
+    Weights of the same name and shape are taken; rows of the embedding and the output layer word by
+    word. A new word's row is drawn around the mean of the folder's rarer half of words, with half
+    their standard deviation; its output bias is their mean. A half-precision weight that is the
+    rounding of the one already there leaves it: cached features stay those of the frozen stages.
 
     Args:
         seed: Seed of the rows of new words.
@@ -118,9 +116,3 @@ def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> 
         drawn += 0.5 * rare.std(0) * noise
     rows[new] = drawn.to(table.dtype)
     return rows
-
-
-def _by_module(names: list[str]) -> str:
-    """Sum up names of weights: `decoder.attention.score (4)`."""
-    counts = Counter(name.rpartition(".")[0] for name in names)
-    return ", ".join(f"{module} ({count})" for module, count in counts.items())

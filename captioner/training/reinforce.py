@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -21,8 +22,7 @@ class Baseline(nn.Module):
     """Value subtracted from the reward of a sampled cell, here zero; it never depends on that cell.
 
     Then the gradient keeps its expectation and loses noise (Williams, 1992). Rewards and baselines
-    are [N, T] in nats for N rows of captions, the samples of a caption one after another, each
-    summed over `count` words.
+    are [N, T] in nats: a caption's samples one after another, each reward a sum over words.
     """
 
     def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
@@ -74,12 +74,9 @@ class MovingAverage(Baseline):
 
 
 class LeaveOneOut(Baseline):
-    """Mean reward of the other samples of the same caption at the same word.
+    """Mean reward of the caption's other samples at the same word; `samples` is 2 or more.
 
     Mnih and Rezende, 2016 (VIMCO, section 2.4); Kool et al., 2019.
-
-    Args:
-        samples: Samples of each caption, two or more.
     """
 
     def __init__(self, samples: int) -> None:
@@ -111,11 +108,12 @@ class Reinforce(nn.Module):
     def __init__(self, hard: HardConfig) -> None:
         super().__init__()
         self.hard = hard
-        self.baseline = Baseline()
-        if hard.baseline == "moving_average":
-            self.baseline = MovingAverage()
-        elif hard.baseline == "leave_one_out":
-            self.baseline = LeaveOneOut(hard.samples)
+        baselines: dict[str, Callable[[], Baseline]] = {
+            "none": Baseline,
+            "moving_average": MovingAverage,
+            "leave_one_out": lambda: LeaveOneOut(hard.samples),
+        }
+        self.baseline = baselines[hard.baseline]()
 
     def forward(
         self, output: TeacherForcingOutput, word_rewards: Tensor, lengths: Tensor, words: Count
@@ -130,7 +128,12 @@ class Reinforce(nn.Module):
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        rewards, count = self._rewards(word_rewards, lengths)
+        by_word = unpack_by_step(word_rewards.detach(), lengths)
+        running = word_mask(lengths).to(by_word)
+        if self.hard.credit == "caption":
+            rewards, count = (x.sum(1, keepdim=True) * running for x in (by_word, running))
+        else:  # of this word and those after it
+            rewards, count = (x.flip(1).cumsum(1).flip(1) for x in (by_word, running))
         advantage = rewards - self.baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
@@ -139,33 +142,16 @@ class Reinforce(nn.Module):
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
-    def _rewards(self, word_rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
-        by_word = unpack_by_step(word_rewards.detach(), lengths)
-        running = word_mask(lengths).to(by_word)
-        if self.hard.credit == "caption":
-            total, count = by_word.sum(1, keepdim=True), running.sum(1, keepdim=True)
-            return total * running, count * running
-
-        def from_here_on(values: Tensor) -> Tensor:
-            return values.flip(1).cumsum(1).flip(1)
-
-        return from_here_on(by_word), from_here_on(running)
-
 
 def repeat_captions(batch: Batch, times: int) -> Batch:
-    """Return a batch with every caption `times` times in a row, one for each sample of attention.
-
-    The images stay as they are; each repetition has a seed of its own.
-    """
+    """Return the batch with each caption `times` times in a row, each with a seed of its own."""
     if times == 1:
         return batch
-    captions = ("image_index", "targets", "lengths", "weights")
-    values = {name: getattr(batch, name) for name in captions}
+    names = ("image_index", "targets", "lengths", "weights")
     repeated: dict[str, Any] = {
-        name: value.repeat_interleave(times, 0)
-        for name, value in values.items()
-        if value is not None
+        name: getattr(batch, name).repeat_interleave(times, 0)
+        for name in names
+        if getattr(batch, name) is not None
     }
     if batch.seeds is not None:
         number = torch.arange(times, device=batch.seeds.device)

@@ -20,11 +20,9 @@ SAME_CAPTIONS = 0.02  # share of distinct captions
 def print_validation(
     epoch: int, step: int, validation: Validation, config: Config, warned: set[str]
 ) -> None:
-    """Print the main figures of an epoch, and once a warning for each sign of collapse.
+    """Print the main figures of an epoch, and a warning for each sign of collapse not `warned` of.
 
-    Args:
-        epoch, step: Epochs and steps that are done.
-        warned: Signs that were warned of; new ones are added.
+    New signs are added to `warned`; epoch and step are those that are done.
     """
     figures = validation.figures
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
@@ -78,22 +76,21 @@ def log_samples(
     """
     sheets = []
     unreadable = []
+    height, width = validation.grid_shape
     for entry in setup.validation[:samples]:
-        if entry.image_id not in validation.hypotheses:
+        hypothesis = validation.hypotheses.get(entry.image_id)
+        if hypothesis is None:
             continue
         try:
             image = open_image(entry.path)
         except ImageError as error:  # it could be read a moment ago
             unreadable.append((str(entry.path), str(error)))
             continue
-        hypothesis = validation.hypotheses[entry.image_id]
-        height, width = validation.grid_shape
-        caption = hypothesis.to_caption(
+        words, geometry = (
             setup.vocabulary.decode(hypothesis.tokens),
             setup.validation_transform(image)[1],
-            height=height,
-            width=width,
         )
+        caption = hypothesis.to_caption(words, geometry, height=height, width=width)
         sheets.append(attention_sheet(image, caption))
     log.pictures(step, sheets)
     return unreadable

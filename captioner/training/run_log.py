@@ -22,9 +22,8 @@ METRICS = "metrics.jsonl"
 class RunLog:
     """Writes one line of JSON for each entry, and the same figures to TensorBoard.
 
-    JSON knows neither NaN nor infinity: such a figure is null there, and itself in TensorBoard.
-    Opened at a step, it forgets what was written after that step, so that a resumed run writes the
-    same log as one that was never interrupted.
+    A figure that is not finite is null in JSON. Opened at a step, it forgets what was written after
+    that step, so that a resumed run writes the same log as one that was never interrupted.
 
     Raises:
         CaptionerError: From each method, when the disk refuses.
@@ -57,10 +56,9 @@ class RunLog:
                     self.writer.add_scalar(f"{kind}/{name}", value, step)
 
     def write_validation(self, entry: Mapping[str, Any]) -> None:
-        """Append the entry of a validation, which holds its `step` and `epoch`, once.
+        """Append the entry of a validation, which holds its `step` and `epoch`, unless it is there.
 
-        A checkpoint holds the last entry, so that a run that was killed between the checkpoint and
-        the log writes it when it is resumed. An empty entry is none.
+        Checkpoints hold the last one, so that a run that was killed before the log writes it later.
         """
         if entry and entry["epoch"] not in self._validated:
             self._validated.add(entry["epoch"])
@@ -71,9 +69,8 @@ class RunLog:
         """Add attention sheets to TensorBoard."""
         with self._explained_errors():
             for index, sheet in enumerate(sheets):
-                self.writer.add_image(
-                    f"samples/{index}", np.asarray(sheet), step, dataformats="HWC"
-                )
+                pixels = np.asarray(sheet)
+                self.writer.add_image(f"samples/{index}", pixels, step, dataformats="HWC")
             self.writer.flush()
 
     @contextlib.contextmanager

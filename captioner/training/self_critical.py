@@ -46,8 +46,7 @@ class SelfCriticalTask(TrainingTask):
 
     Args:
         reward: CIDEr-D against the training captions, each with its end token.
-        samples: Captions sampled for each image.
-        max_words: Longest sampled caption.
+        samples: Captions sampled for each image, of at most `max_words` words.
     """
 
     def __init__(
@@ -61,11 +60,8 @@ class SelfCriticalTask(TrainingTask):
         max_words: int,
     ) -> None:
         super().__init__(model)
-        self.reward = reward
-        self.vocabulary = vocabulary
-        self.samples = samples
-        self.baseline = baseline
-        self.max_words = max_words
+        self.reward, self.vocabulary = reward, vocabulary
+        self.samples, self.baseline, self.max_words = samples, baseline, max_words
 
     @classmethod
     def is_asked_for(cls, config: Config) -> bool:
@@ -84,11 +80,7 @@ class SelfCriticalTask(TrainingTask):
         )
 
     def forward(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch.
-
-        Metrics: `total`, `reward`, `advantage` (mean square), and `cross_entropy` and
-        `attention_statistics` of the sampled captions.
-        """
+        """Return the loss of a batch, with metrics of the sampled captions."""
         if not len(batch.images):  # other processes have images
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
             zero = self.zero_loss()
@@ -107,15 +99,12 @@ class SelfCriticalTask(TrainingTask):
     def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
         """Sample captions [B, samples, T] on the grid, and return their loss."""
         decoder = self.model.decoder
-        draw = None
-        if batch.image_seeds is not None:
-            draw = partial(draw_words, batch.image_seeds)
-        tokens, lengths = sample(
-            decoder, grid, samples=self.samples, max_words=self.max_words, draw=draw
-        )
+        draw = None if batch.image_seeds is None else partial(draw_words, batch.image_seeds)
+        draw_captions = partial(sample, decoder, grid, max_words=self.max_words)
+        tokens, lengths = draw_captions(samples=self.samples, draw=draw)
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
-            greedy, _ = sample(decoder, grid, samples=1, max_words=self.max_words, greedy=True)
+            greedy, _ = draw_captions(samples=1, greedy=True)
             baseline = self._rewards(batch.images, greedy)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)

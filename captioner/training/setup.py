@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
-from captioner.training.pretrained import PretrainedReport, load_pretrained
+from captioner.training.pretrained import load_pretrained
 from captioner.training.task import TaskData, TrainingTask
 
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
@@ -35,7 +37,7 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        validation_sources: Validation images by the names of their sources, with distinct ids.
+        validation_sources: Validation images by source; their ids are distinct among all.
         data_digests: Hashes by name that tell these captions from others, wherever they lie.
     """
 
@@ -100,10 +102,9 @@ def prepare(
     validation_transform = image_transform(whole)
     cache = validation_cache = None
     if data.cache:  # all that can be wrong is found before the caches, which take long
-        validation_cache = _cache(config, model, device, validation, validation_transform, views=1)
-        cache = _cache(
-            config, model, device, images.training, train_transform, views=data.cache_views
-        )
+        fill = partial(_cache, config, model, device)
+        validation_cache = fill(validation, validation_transform, views=1)
+        cache = fill(images.training, train_transform, views=data.cache_views)
     crop = FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None
     dataset = CaptionDataset(
         images.training,
@@ -176,27 +177,30 @@ def build_vocabulary(
     config: Config, captions: list[str], start_from: Path | None, *, resume: bool
 ) -> Vocabulary:
     """Return the words of the model to start from and those of the training captions."""
-    data = config.data
-    min_count, max_size = data.min_count, data.vocabulary_size
+    min_count, max_size = config.data.min_count, config.data.vocabulary_size
+    if resume and start_from is not None:
+        return load_vocabulary(start_from)
     start = None
-    if start_from is not None and (resume or config.train.start_with != "encoder"):
+    if start_from is not None and config.train.start_with != "encoder":
         start = load_vocabulary(start_from)
-        if resume:
-            return start
-    if start is None:
-        chosen = TOKENIZERS[data.tokenizer]()
-        tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
-    else:
         tokenizer = start.tokenizer
-    if tokenizer.is_learned:  # it has left rare ones out
-        min_count = 1
-    vocabulary = Vocabulary.build(captions, tokenizer, min_count=min_count, max_size=max_size)
-    if not start and not vocabulary.words:
+    else:
+        chosen = TOKENIZERS[config.data.tokenizer]()
+        tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
+    vocabulary = Vocabulary.build(
+        captions,
+        tokenizer,
+        min_count=1 if tokenizer.is_learned else min_count,  # it has left rare ones out
+        max_size=max_size,
+    )
+    if start:
+        return start.extended(vocabulary)
+    if not vocabulary.words:
         raise DataError(
-            f"{_roots(config)}: no word occurs {data.min_count} times in the training captions; "
+            f"{_roots(config)}: no word occurs {min_count} times in the training captions; "
             "lower data.min_count"
         )
-    return start.extended(vocabulary) if start else vocabulary
+    return vocabulary
 
 
 def build_initial_model(
@@ -207,19 +211,26 @@ def build_initial_model(
     *,
     resume: bool,
 ) -> CaptionModel:
-    """Build the model with the run's seed, and load the weights that it begins with."""
+    """Build the model with the run's seed, and load the weights that it begins with.
+
+    Raises:
+        ConfigError: The decoder to start from is another; attention alone may begin anew.
+    """
     torch.manual_seed(config.train.seed)
     model = build_model(config, len(vocabulary))
-    start_with = config.train.start_with
-    if start_from is None:
-        return model
-    if resume:
+    if start_from is not None and resume:
         load_weights(model, start_from)
-    elif start_with != "vocabulary":
-        only = "encoder." if start_with == "encoder" else ""
+    elif start_from is not None and config.train.start_with != "vocabulary":
+        only = "encoder." if config.train.start_with == "encoder" else ""
         report = load_pretrained(model, vocabulary, start_from, seed=config.train.seed, only=only)
+        lacks = [n for n in report.left if re.match(r"decoder\.(?!attention\.)", n)]
+        if lacks:
+            raise ConfigError(
+                f"train.start_from: {start_from} is of another architecture: it lacks {lacks[0]} "
+                f"and {len(lacks) - 1} more weights of the decoder; use captioner finetune, which "
+                "takes over its settings, or train.start_with encoder"
+            )
         if not only:
-            _check_decoder(report)
             known = known_share(captions, load_vocabulary(start_from))
             if known < OTHER_LANGUAGE:
                 _warn(
@@ -229,21 +240,6 @@ def build_initial_model(
         for sentence in report.sentences():
             _warn(sentence)
     return model
-
-
-def _check_decoder(report: PretrainedReport) -> None:
-    """Refuse a start without the decoder's weights; attention alone may begin anew."""
-    names = [
-        name
-        for name in report.left
-        if name.startswith("decoder.") and not name.startswith("decoder.attention.")
-    ]
-    if names:
-        raise ConfigError(
-            f"train.start_from: {report.folder} is of another architecture: it lacks {names[0]} "
-            f"and {len(names) - 1} more weights of the decoder; use captioner finetune, which "
-            "takes over its settings, or train.start_with encoder"
-        )
 
 
 def _check_words(
@@ -295,17 +291,15 @@ def _cache(
             "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
             "data.cache out"
         )
-    bar = progress_bar(desc="caching features", unit="photo", disable=rank() > 0)
+
+    def encode(batch: Tensor) -> Tensor:
+        return encoder.frozen_features(batch.to(device, memory_format=torch.channels_last))
 
     def progress(done: int, total: int) -> None:
         bar.total = total
         bar.update(done - bar.n)
 
-    def encode(batch: Tensor) -> Tensor:
-        batch = batch.to(device, memory_format=torch.channels_last)
-        return encoder.frozen_features(batch)
-
-    with bar:
+    with progress_bar(desc="caching features", unit="photo", disable=rank() > 0) as bar:
         return build_feature_cache(
             Path(str(config.data.cache)),
             [image.path for image in images],
