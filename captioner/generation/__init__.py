@@ -4,14 +4,3 @@ from captioner.generation.beam_search import Hypothesis, search
 from captioner.generation.options import SearchOptions, StopRule
 from captioner.generation.sampling import sample, truncate, writable
 from captioner.generation.scoring import force_decode
-
-__all__ = [
-    "Hypothesis",
-    "SearchOptions",
-    "StopRule",
-    "force_decode",
-    "sample",
-    "search",
-    "truncate",
-    "writable",
-]

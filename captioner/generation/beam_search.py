@@ -72,6 +72,9 @@ class Hypothesis:
         self, words: list[str], geometry: Geometry, *, height: int, width: int
     ) -> Caption:
         """Return the same as a Caption, given its words and the shape of the grid."""
+        heads = self.heads
+        if heads is not None:
+            heads = heads.reshape(*heads.shape[:3], height, width).astype(np.float32)
         return Caption(
             words=words,
             maps=self.maps.reshape(len(words), height, width).astype(np.float32),
@@ -80,9 +83,7 @@ class Hypothesis:
             geometry=geometry,
             end_log_prob=self.end_log_prob,
             cells=self.cells,
-            heads=None
-            if self.heads is None
-            else self.heads.reshape(*self.heads.shape[:3], height, width).astype(np.float32),
+            heads=heads,
         )
 
 
@@ -109,8 +110,7 @@ def search(
 
     Args:
         options: Settings; None takes the defaults of `SearchOptions`.
-        graphs: Search in fixed shapes, as a GPU needs it. They belong to this decoder. None: images
-            that are done leave the batch.
+        graphs: Search in fixed shapes, as a GPU needs it. None: images that are done leave.
 
     Returns:
         For each image up to `beam_size` hypotheses, best first. If none has finished after
@@ -174,9 +174,8 @@ def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
 class _Beam:
     """The running captions of each image, the finished ones, and the way back to their words.
 
-    Running images are rows (R) of the tensors; `active` says which of the B images they are. The
-    choices of every step are recorded for all images, so that a caption can be read back from its
-    last step through its parents.
+    Running images are rows (R) of the tensors; `active` says which of the B images they are. Every
+    step's choices are recorded, so that a caption can be read back through its parents.
     """
 
     def __init__(

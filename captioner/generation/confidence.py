@@ -74,6 +74,9 @@ def confidence_features(
     rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
     entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean() if words else 0.0
     norms = np.log(np.maximum(maps @ image.cell_norms, 1e-9))
+    agreement = math.nan
+    if others:
+        agreement = float(np.mean([similarity(chosen.tokens, each.tokens) for each in others]))
     return {
         "mean_log_prob": mean,
         "rare_log_prob": float(rarity @ chosen.log_probs) / max(float(rarity.sum()), 1e-9),
@@ -84,9 +87,7 @@ def confidence_features(
         "least_log_prob": float(chosen.log_probs.min()) if words else 0.0,
         "length": float(words),
         "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),
-        "agreement": float(np.mean([similarity(chosen.tokens, each.tokens) for each in others]))
-        if others
-        else math.nan,
+        "agreement": agreement,
     }
 
 

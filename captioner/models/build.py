@@ -74,8 +74,8 @@ def build_encoder(
         )
     self_attention = None
     if config.self_attention_layers:
-        dim = config.project_dim or backbone.channels
-        require_divisor("encoder.self_attention_heads", config.self_attention_heads, dim, "D")
+        dim, heads = config.project_dim or backbone.channels, config.self_attention_heads
+        require_divisor("encoder.self_attention_heads", heads, dim, "D")
         if dim % 4:
             raise ConfigError(
                 f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
@@ -83,7 +83,7 @@ def build_encoder(
         self_attention = GridSelfAttention(
             dim=dim,
             layers=config.self_attention_layers,
-            heads=config.self_attention_heads,
+            heads=heads,
             feedforward_dim=2 * dim,
             dropout=config.dropout,
         )
@@ -147,13 +147,8 @@ def build_decoder(
     cells: int | None = None,
 ) -> Decoder:
     """Build the decoder that the settings name, with its attention."""
-    attend = partial(
-        build_attention,
-        attention,
-        query_dim=config.hidden_dim,
-        feature_dim=feature_dim,
-        cells=cells,
-    )
+    sizes: Any = {"query_dim": config.hidden_dim, "feature_dim": feature_dim, "cells": cells}
+    attend = partial(build_attention, attention, **sizes)
     return DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )
@@ -161,14 +156,6 @@ def build_decoder(
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:
     """Return the settings with the backbone's own preprocessing written out, for a model folder."""
-    default = model.encoder.backbone.preprocessing
-    given = config.preprocess
-    return replace(
-        config,
-        preprocess=replace(
-            given,
-            mean=given.mean or default.mean,
-            std=given.std or default.std,
-            interpolation=given.interpolation or default.interpolation,
-        ),
-    )
+    default, given = vars(model.encoder.backbone.preprocessing), config.preprocess
+    missing = {name: value for name, value in default.items() if getattr(given, name) is None}
+    return replace(config, preprocess=replace(given, **missing))

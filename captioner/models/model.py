@@ -104,8 +104,7 @@ class CaptionModel(nn.Module):
         Args:
             image_index: [N], the image of each caption.
             tokens, lengths: As in `Decoder.forward`.
-            seeds: int64 [N], of the cells that hard attention draws for each caption in training;
-                None draws from PyTorch's own generator.
+            seeds: int64 [N], of the cells that hard attention draws; None: PyTorch's generator.
         """
         memory = self.decoder.prepare(grid).select(image_index, seeds)
         return self.decoder(memory, tokens, lengths)

@@ -12,9 +12,8 @@ class GridSelfAttention(nn.Module):
     """Pre-norm Transformer encoder layers over the cells of a grid (Vaswani et al., 2017).
 
     Queries and keys carry sinusoidal positions of their row and column, values do not (Carion et
-    al., 2020, section A.4), so a grid of another size can be read. Each layer starts as the
-    identity because its last weights are zero (Goyal et al., 2017, section 5.1, for residual
-    blocks), so layers can be added to a trained model.
+    al., 2020, section A.4). Each layer starts as the identity because its last weights are zero
+    (Goyal et al., 2017, section 5.1), so layers can be added to a trained model.
     """
 
     def __init__(

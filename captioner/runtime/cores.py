@@ -10,15 +10,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
-    """Count the cores by affinity and by the quota of the control group.
-
-    Args:
-        cgroup: Folder of the control group's files (version 2).
-    """
+    """Count the cores by affinity and by the quota of the control group (version 2)."""
     affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return min(cores, max(1, math.ceil(float(quota) / float(period))))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return cores
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
@@ -26,12 +25,3 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     cores = available_cores(cgroup)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(given)) if given.isdecimal() and int(given) else cores
-
-
-def _quota(cgroup: Path) -> float | None:
-    """Return the cores that the control group's quota is worth, or None without one."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        return float(quota) / float(period)
-    except (OSError, ValueError):  # no control groups, or "max"
-        return None

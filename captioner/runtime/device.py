@@ -21,10 +21,7 @@ GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 
 
 def require_torch(purpose: str) -> None:
-    """Refuse what needs PyTorch where it is not installed.
-
-    Args:
-        purpose: What needs it, the subject of the sentence.
+    """Refuse a purpose, the subject of the sentence, where PyTorch is not installed.
 
     Raises:
         CaptionerError: It is not installed.

@@ -55,8 +55,7 @@ def processes(device: str, *, join_timeout_s: float = 300.0) -> Iterator[None]:
     """Join the processes that torchrun started, or none, and leave them at the end.
 
     Args:
-        device: `train.device`; each process of a machine takes a GPU of its own, if it is not
-            `cpu` and there are GPUs.
+        device: `train.device`; unless it is `cpu`, each process takes a GPU of its own.
         join_timeout_s: Seconds that this process waits for all others to join.
 
     Raises:
@@ -123,11 +122,9 @@ def parallel(module: nn.Module, *, compress: bool = False) -> Any:
 
     Parameters that a process does not use count as zero there, as when it has no caption of a
     batch. That also keeps the buckets of the exchange as they are: rebuilt after the first step,
-    as DistributedDataParallel otherwise does, they would let more than two processes add in another
-    order, and a resumed run would differ in the last bits.
+    they would let processes add in another order, and a resumed run would differ in the last bits.
 
     Args:
-        module: Alike in all processes; returned as it is where there is one.
         compress: Exchange gradients in bfloat16: half the bytes, 8 bits of precision.
     """
     if world_size() == 1:
@@ -140,11 +137,7 @@ def parallel(module: nn.Module, *, compress: bool = False) -> Any:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], *, compress: bool = False) -> None:
-    """Replace gradients by their mean over the processes; all must have the same ones.
-
-    Args:
-        compress: As in `parallel`.
-    """
+    """Replace gradients by their mean over the processes; `compress` as in `parallel`."""
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

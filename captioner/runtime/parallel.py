@@ -30,10 +30,8 @@ def shared_cores(device: Device) -> Iterator[int]:
     """Share the threads of a CPU between parallel passes; yields how many passes to run.
 
     Two passes keep two cores busier than one pass over both: much of a search is too small to be
-    cut in pieces, and OpenMP's threads spin while they wait, which starves others that need
-    their core. The threads are those that PyTorch would use (OMP_NUM_THREADS, the cores that the
-    process may use). Exported graphs share the cores by themselves: their threads do not spin, and
-    while one pass searches another encodes.
+    cut in pieces, and OpenMP's threads spin while they wait. Exported graphs share the cores by
+    themselves: while one pass searches another encodes.
     """
     if type(device).__module__ != "torch":
         yield min(PASSES, usable_cores())
@@ -63,12 +61,17 @@ def parallel_map(
     """
     items = iter(items)
     ahead = deque(islice(items, 2))
+
+    def all_items() -> Iterator[Item]:
+        while ahead:  # emptied, so that no item outlives its turn
+            yield ahead.popleft()
+        yield from items
+
     with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
-        items = _all(ahead, items)
         if passes == 1:
-            yield from map(work, items)
+            yield from map(work, all_items())
         else:
-            yield from _in_threads(work, items, threads=passes, ahead=passes)
+            yield from _in_threads(work, all_items(), threads=passes, ahead=passes)
 
 
 def prefetch(
@@ -101,10 +104,3 @@ def _in_threads(
             yield running.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _all(ahead: deque[Item], items: Iterator[Item]) -> Iterator[Item]:
-    """Yield both one after another, emptying `ahead`, so that no item outlives its turn."""
-    while ahead:
-        yield ahead.popleft()
-    yield from items

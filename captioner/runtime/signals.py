@@ -48,9 +48,9 @@ def started_workers(loader: Iterable[Item]) -> Iterator[Iterator[Item]]:
 def _deferred_signals() -> Iterator[None]:
     """Context in which workers start: signals that arrive meanwhile are raised at its end.
 
-    Otherwise a worker that is starting would print a traceback, and this process would lose track
-    of workers that it has half started. PyTorch's handler of SIGCHLD, which raises an error when a
-    worker dies, even in the middle of a step, is removed: the loader notices that as well.
+    Otherwise a worker that is starting would print a traceback, or be lost track of. PyTorch's
+    handler of SIGCHLD, which raises in the middle of a step when a worker dies, is removed: the
+    loader notices that as well.
     """
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield

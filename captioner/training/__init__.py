@@ -1,5 +1,3 @@
 """Training: tasks, the loop, and runs in their folders."""
 
 from captioner.training.run import train
-
-__all__ = ["train"]

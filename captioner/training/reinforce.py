@@ -128,12 +128,7 @@ class Reinforce(nn.Module):
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        by_word = unpack_by_step(word_rewards.detach(), lengths)
-        running = word_mask(lengths).to(by_word)
-        if self.hard.credit == "caption":
-            rewards, count = (x.sum(1, keepdim=True) * running for x in (by_word, running))
-        else:  # of this word and those after it
-            rewards, count = (x.flip(1).cumsum(1).flip(1) for x in (by_word, running))
+        rewards, count = self._rewards(word_rewards, lengths)
         advantage = rewards - self.baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
@@ -141,6 +136,14 @@ class Reinforce(nn.Module):
         sampled = output.log_prob.detach() != 0
         spread = (advantage * sampled).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
+
+    def _rewards(self, word_rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
+        by_word = unpack_by_step(word_rewards.detach(), lengths)
+        running = word_mask(lengths).to(by_word)
+        if self.hard.credit == "caption":
+            return by_word.sum(1, keepdim=True) * running, running.sum(1, keepdim=True) * running
+        return by_word.flip(1).cumsum(1).flip(1), running.flip(1).cumsum(1).flip(1)
 
 
 def repeat_captions(batch: Batch, times: int) -> Batch:

@@ -65,9 +65,7 @@ class Score(nn.Module, ABC):
 
     def __init__(self, query: nn.Module, key: nn.Module, *, heads: int = 1) -> None:
         super().__init__()
-        self.query = query
-        self.key = key
-        self.heads = heads
+        self.query, self.key, self.heads = query, key, heads
 
     def keys(self, features: Tensor) -> Tensor:
         """Map annotation vectors [B, L, D] to keys [B, heads, L, A / heads]."""
@@ -150,10 +148,7 @@ class GlobalWindow(Window):
 
 
 class Select(nn.Module, ABC):
-    """Turns scores into a distribution over the cells, and that into a context.
-
-    Subclasses are built from the settings.
-    """
+    """Turns scores into a distribution over the cells, and that into a context."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -162,14 +157,9 @@ class Select(nn.Module, ABC):
     def draw_expectation(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
-        """Draw which images take the expectation in place of a sample, bool [B].
+        """Draw which of B images take the expectation in place of a sample: bool [B].
 
-        Args:
-            images: B.
-            seeds: int64 [B], one for each image; None takes PyTorch's own generator.
-
-        Returns:
-            None where the select treats all images alike.
+        None: all images are alike. Seeds are int64 [B]; None takes PyTorch's own generator.
         """
         return None
 
@@ -222,9 +212,8 @@ class HardSelect(Select):
     In training the cell is sampled, and no gradient passes through the sample: the scores learn
     from `log_prob` and `entropy` in the loss (equation 12). With probability `semi_sampling` an
     image takes the expectation in that batch, as section 4.1 says "for a given image" (the
-    original code draws once per batch, and then leaves the attention without a gradient; here it
-    has soft attention's). In evaluation mode, `at_test` takes the likeliest cell (`argmax`), mixes
-    all of them as soft attention does (`expectation`), or samples as in training (`sample`).
+    original code draws once per batch, and then gives the attention no gradient). In evaluation
+    mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -299,11 +288,8 @@ class Attention(nn.Module):
         key_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.score = score
-        self.window = window
-        self.select = select
-        self.local = local
-        self.key_smoothing = key_smoothing
+        self.score, self.window, self.select = score, window, select
+        self.local, self.key_smoothing = local, key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
         """Compute the keys of B grids, once per image."""
@@ -341,9 +327,8 @@ def smoothed(grid: Grid, weight: float) -> Tensor:
     """Return the grid's features [B, L, D], averaged over 3 x 3 neighbouring cells.
 
     Args:
-        weight: Of the cell on either side, in a row and then in a column, where the cell itself has
-            weight 1: (weight, 1, weight) / (1 + 2 weight). 0 returns the features as they are. At
-            the edge a cell takes the place of the missing neighbour.
+        weight: Of the cells on each side, in a row and then in a column: the filter (weight, 1,
+            weight) / (1 + 2 weight). At the edge a cell takes the missing neighbour's place.
     """
     if weight == 0:
         return grid.features

@@ -73,10 +73,7 @@ class CosineScore(DotScore):
 
 
 class LocationScore(Score):
-    """e = W h, Luong's `location` (2015, section 3.1): the state alone chooses the cells.
-
-    W has one row for each cell, so the grid must have the number of cells that it was built for.
-    """
+    """e = W h, Luong's `location` (2015, section 3.1): the state chooses; W has a row a cell."""
 
     def __init__(
         self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None

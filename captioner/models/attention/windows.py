@@ -15,10 +15,8 @@ class PredictiveWindow(Window):
 
     The state predicts a centre, p = S * sigmoid(v . tanh(W h)), and cells are weighted by a
     Gaussian around it with a standard deviation of D / 2; cells further away than the radius D get
-    no attention. A grid has two axes, so there is one centre for rows and one for columns, from one
-    hidden layer with two output vectors. S is the last index of its axis, so that a centre lies
-    between the centres of the first and the last cell. The window is the square of all cells within
-    D rows and D columns, and the Gaussian is the product of both axes.
+    no attention. There is a centre, with its own v, and a Gaussian for rows and one for columns; S
+    is the last index of the axis.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
@@ -47,11 +45,9 @@ class PredictiveWindow(Window):
 class MonotonicWindow(Window):
     """Luong's local-m (2015, section 3.2) on a grid: the window moves on with every word.
 
-    In translation, word t attends around source word t. A grid has no such order, so it is read
-    like a page: row by row from the top, each from left to right (row-major, as the cells are
-    numbered). Word t attends to the cells within D places of place t * L / `words` in that order;
-    after `words` words it stays at the last cell. A window therefore reaches over the end of a row
-    into the start of the next. It is offered for comparison: captions do not read images as pages.
+    In translation, word t attends around source word t. A grid is read like a page, row by row:
+    word t attends to the cells within D places of place t * L / `words`, and stays at the last cell
+    after `words` words. It is offered for comparison: captions do not read images as pages.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:

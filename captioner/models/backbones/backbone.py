@@ -1,8 +1,7 @@
 """Pretrained networks by name, as sequences of named stages.
 
 VGG-19, the ResNets and EfficientNet-Lite2 are cut into their stages, so that fine-tuning can start
-at any of them and the output of the frozen ones can be cached. Every other convolutional network of
-torchvision or timm, and every transformer of timm that can be used, is one stage, `body`.
+at any of them and the output of the frozen ones can be cached. Any other network is one, `body`.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ class Backbone(nn.Module):
     """Named stages applied one after another: images [B, 3, H, W] to a feature map [B, D, h, w]."""
 
     def __init__(
-        self,
-        stages: list[tuple[str, nn.Module]],
-        *,
-        channels: int,
-        preprocessing: Preprocessing,
+        self, stages: list[tuple[str, nn.Module]], *, channels: int, preprocessing: Preprocessing
     ) -> None:
         super().__init__()
         self.names = [name for name, _ in stages]
@@ -82,11 +77,8 @@ class Backbone(nn.Module):
                 f"encoder.trainable_from: there is no stage '{trainable_from}'; "
                 f"use one of {', '.join(accepted)}, or null to freeze the encoder"
             )
-        return next(
-            index
-            for index, stage in enumerate(self.stages)
-            if any(parameter.requires_grad for parameter in stage.parameters())
-        )
+        trained = (any(p.requires_grad for p in stage.parameters()) for stage in self.stages)
+        return list(trained).index(True)
 
     def fingerprint(self, stop: int | None = None) -> str:
         """Return the SHA-256 over the names and values of the first stages' weights."""
@@ -117,13 +109,10 @@ def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
 
 
 def channels_of(body: nn.Module, name: str, size_px: tuple[int, int]) -> int:
-    """Return the number of channels of the feature map, by running it once on zeros.
-
-    Args:
-        size_px: Height and width of the images.
+    """Return the channels of the feature map, by running the network once on zeros.
 
     Raises:
-        ConfigError: The network gives no feature map for images of this size.
+        ConfigError: It gives no feature map for images of this height and width.
     """
     was_training = body.training
     try:
@@ -180,13 +169,10 @@ def build_backbone(
     Args:
         name: `efficientnet_lite2`, or a network of torchvision or timm, if need be with the
             library's name in front (`timm/resnet18`). The sources are tried in their order.
-        weights: `default`, `none` (random; for a model folder's weights to be loaded after), the
-            name of a torchvision weights entry, or the path of a file (.pth or .safetensors) in the
-            library's own layout.
-        tap: Name of the last stage for networks in stages, or a graph node for other torchvision
-            networks.
-        size_px: Height and width of the images, for which a transformer's position embeddings are
-            interpolated; other networks take images of any size.
+        weights: `default`, `none` (random), the name of a torchvision weights entry, or the path of
+            a file (.pth or .safetensors) in the library's own layout.
+        tap: Last stage of a network in stages, or a graph node of another torchvision network.
+        size_px: Height and width of the images, for which a transformer is built.
 
     Raises:
         ConfigError: There is no such network, tap or weights entry.

@@ -25,22 +25,15 @@ from captioner.models.backbones.weights_file import (
 
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
 TRANSFORMERS = (
-    "beit",
-    "deit",
-    "eva",
-    "swin_transformer",
-    "swin_transformer_v2",
-    "swin_transformer_v2_cr",
-    "vision_transformer",
-    "vision_transformer_relpos",
+    *"beit deit eva swin_transformer swin_transformer_v2 swin_transformer_v2_cr".split(),
+    *"vision_transformer vision_transformer_relpos".split(),
 )
 
 
 class TokenGrid(nn.Module):
-    """A transformer of timm, from images to the tokens of its last layer as a map [B, D, h, w].
+    """A transformer of timm, from images to the normalised tokens of its last layer [B, D, h, w].
 
-    The tokens are normalised as for the network's own head. Class and register tokens take part in
-    its layers and are left out of the map.
+    Class and register tokens take part in its layers and are left out of the map.
     """
 
     def __init__(self, network: Any) -> None:

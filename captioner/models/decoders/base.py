@@ -19,8 +19,7 @@ class TeacherForcingOutput:
     """Result of predicting each word of given captions from the words before it.
 
     The M words of all captions are in the order of `pack_by_step(targets, lengths)`: every first
-    word, then every second word, and so on. With lengths nothing is padded, so that the
-    vocabulary-sized tensor exists for real words only; with a mask the padding is there too.
+    word, then every second word, and so on; padding is among them only where lengths are a mask.
 
     Args:
         logits: [M, V].

@@ -16,13 +16,9 @@ from captioner.types import AttentionOutput
 
 @dataclass(frozen=True, kw_only=True)
 class LuongState(LSTMState):
-    """State of the hypotheses of each image.
+    """State of the hypotheses of each image."""
 
-    Args:
-        attentional: h~ of the last word, [B, K, E].
-    """
-
-    attentional: Tensor
+    attentional: Tensor  # h~ of the last word, [B, K, E]
 
     @property
     def output(self) -> Tensor:
@@ -33,10 +29,9 @@ class LuongDecoder(LSTMDecoder):
     """Luong et al., 2015, sections 3.1 and 3.3.
 
     h_t comes from the LSTM on [E y_{t-1}, h_{t-1}], with input feeding also on the attentional
-    vector of the last word; c_t is attention with h_t as query; h~_t = tanh(W_c [c_t; h_t])
-    (equation 5) predicts the word (equation 6). h~ has the size of the embedding, so that the last
-    layer can be the embedding matrix. h_0 and c_0 are those of Show, Attend and Tell, because an
-    image has no last encoder state.
+    vector of the last word; c_t is attention with h_t as query; h~_t = tanh(W_c [c_t; h_t]), of the
+    embedding's size (equation 5), predicts the word (equation 6). h_0 and c_0 are those of Show,
+    Attend and Tell, because an image has no last encoder state.
     """
 
     def __init__(

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import (
-    LSTMDecoder,
-    LSTMState,
-    init_gates,
-    lstm_cell,
-)
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState, init_gates, lstm_cell
 from captioner.types import AttentionOutput
 
 
@@ -43,10 +38,8 @@ class TopDownDecoder(LSTMDecoder):
 
     The attention LSTM reads the last word, the mean annotation vector and the language LSTM's last
     state (equation 2), and its state is the query (equations 3 to 5); the language LSTM reads the
-    context and that state (equation 6). The word comes from the language LSTM's state by the deep
-    output of Show, Attend and Tell, where the paper has one layer (equation 7), so that the last
-    layer can be the embedding matrix. Both LSTMs start as in Show, Attend and Tell, from the mean
-    annotation vector.
+    context and that state (equation 6). Its state predicts the word by the deep output of Show,
+    Attend and Tell, where the paper has one layer (equation 7). Both LSTMs start as there.
     """
 
     def __init__(

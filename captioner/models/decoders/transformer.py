@@ -120,9 +120,8 @@ class TransformerDecoder(Decoder):
 
     Attention to the grid is the same score -> window -> select as in the other decoders, one per
     layer, with values projected to the decoder's size H. The map of a word is the mean over the
-    heads of the last layer; `AttentionOutput.heads` has those of all layers. Embeddings are scaled
-    by the root of H (section 3.4). Pre-norm adds a last norm. With hard attention, each layer
-    samples its own cells and draws on its own which images take the expectation.
+    heads of the last layer. Embeddings are scaled by the root of H (section 3.4). Pre-norm adds a
+    last norm. With hard attention, each layer draws on its own.
     """
 
     def __init__(
@@ -218,8 +217,7 @@ class TransformerDecoder(Decoder):
     def _embed(self, tokens: Tensor, position: Tensor, last: int) -> Tensor:
         """Embed tokens [N, T] at positions [T] or [1], of which `last` is the largest."""
         dim = self.embedding.embedding_dim
-        words = self.embedding(tokens)
-        words = words * math.sqrt(dim)
+        words = self.embedding(tokens) * math.sqrt(dim)
         if self.positions is None:
             places = sinusoidal_positions(position, dim).to(words.dtype)
         elif last >= self.positions.num_embeddings:
