@@ -20,13 +20,7 @@ from captioner.data.transforms import image_transform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
 from captioner.errors import CheckpointError, ConfigError
-from captioner.generation import (
-    Hypothesis,
-    SearchOptions,
-    force_decode,
-    sample,
-    search,
-)
+from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
 from captioner.log import logger
 from captioner.models.attention.mode import hard_attention_mode
@@ -45,17 +39,13 @@ if TYPE_CHECKING:
 class Captioner:
     """A trained model with its vocabulary, preprocessing and search settings.
 
-    The model given is copied and left as it is. The copy is in evaluation mode, with batch norms
-    folded into convolutions, and can no longer be trained.
+    The model given is copied and left as it is; the copy can no longer be trained.
 
     >>> captioner = Captioner.from_pretrained()  # doctest: +SKIP
     >>> captioner.caption("photo.jpg").text  # doctest: +SKIP
     'two dogs run through the snow'
 
     Args:
-        model: Encoder and decoder.
-        config: Settings of the model.
-        vocabulary: Words of the model.
         device: A `torch.device`, or auto, cpu, cuda or cuda:N.
         precision: Number format of the encoder, which does most of the work; the decoder computes
             in float32. On many CPUs bfloat16 is slower.
@@ -90,11 +80,8 @@ class Captioner:
         vocabulary: Vocabulary,
         calibrator: Calibrator | None,
     ) -> None:
-        self.engine = engine
-        self._saved = saved
-        self.config = config
-        self.vocabulary = vocabulary
-        self.calibrator = calibrator
+        self.engine, self._saved = engine, saved
+        self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator
         self.transform = image_transform(config.preprocess)
 
     @property
@@ -173,11 +160,8 @@ class Captioner:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model folder: the folder that was loaded, or the model given to the constructor.
 
-        Args:
-            folder: The folder to write; it must not exist.
-
         Raises:
-            CheckpointError: It exists or cannot be written.
+            CheckpointError: The folder exists or cannot be written.
         """
         folder = Path(folder)
         if folder.exists():
@@ -208,12 +192,7 @@ class Captioner:
         return self.caption_batch([image], **settings)[0]
 
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
-        """Caption several images in one batch, which is faster.
-
-        Args:
-            images: Any iterable of images.
-            settings: As for `options`.
-        """
+        """Caption several images in one batch, which is faster; settings as for `options`."""
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
 
     def n_best(
@@ -263,7 +242,6 @@ class Captioner:
         """Return several captions of each image: found by beam search, or drawn at random.
 
         Args:
-            images: Any iterable of images.
             options: From `options()`; None takes the model's settings.
 
         Returns:
@@ -292,15 +270,14 @@ class Captioner:
         statistics = ImageStatistics.of(grid) if calibrator is not None else []
         results = []
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
-            # Calibrators are fitted on photos, and know nothing of plain surfaces and noise.
-            shows_something = calibrator is None or self.transform.shows_something(pixels)
             cells, source = grid.select(slice(index, index + 1)), drawable(inputs[index])
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {"image": source}
                 if calibrator is not None:
-                    statistic = statistics[index]
-                    confidence = calibrator.confidence(hypotheses, statistic, place)
+                    confidence = calibrator.confidence(hypotheses, statistics[index], place)
+                    # Fitted on photos, it knows nothing of plain surfaces and noise.
+                    shows_something = self.transform.shows_something(pixels)
                     more["confidence"] = confidence if shows_something else 0.0
                     more["confidence_threshold"] = calibrator.threshold
                 if options.paths:

@@ -1,13 +1,7 @@
 """Model folders and training state: saved completely or not at all, verified before use.
 
-A model folder holds `model.safetensors`, `config.yaml`, `vocabulary.json`, `README.md` (the model
-card) and `manifest.json` with the SHA-256 sum of each but the card: all that inference needs, and
-nothing that can run code. Optional files are `tokenizer.json` (absent: words) and those of other
-modules, such as a calibrator, and ONNX graphs. A run's `last` folder holds `training_state.pt` too.
-
-Only regular files in the folder are read, up to plain limits on their sizes. That a manifest agrees
-with its files says that nothing was damaged, not where they come from: take models from sources
-that you trust.
+A folder holds the files named below and those of other modules, such as a calibrator: all that
+inference needs, and nothing that can run code. Its manifest lists each but the card by SHA-256.
 """
 
 from __future__ import annotations
@@ -21,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
     from captioner.models.model import CaptionModel
 
 WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.yaml", "vocabulary.json"
-CARD, STATE, MANIFEST = "README.md", "training_state.pt", "manifest.json"
+CARD, STATE, MANIFEST = "README.md", "training_state.pt", "manifest.json"  # STATE: of `last`
 TOKENIZER = "tokenizer.json"  # absent: words
 # ONNX graphs (captioner/export.py), and what they were made of.
 GRAPHS, DESCRIPTION = ("encoder.onnx", "prepare.onnx", "step.onnx"), "graphs.json"
@@ -92,12 +87,9 @@ def save_model(
     Args:
         folder: A folder that was there is kept as `previous` next to it when training state is
             saved (so that a damaged checkpoint does not end a run), else replaced.
-        model: Its weights are saved, tied ones once.
         config: Settings of inference are saved, those of training not.
-        vocabulary: Saved with its tokenizer.
         card: Text of README.md.
         dtype: Type of the floating-point weights in the file; None is float32.
-        training_state: Saved as training_state.pt.
         extra_files: Further files by name, such as a calibrator.
 
     Raises:
@@ -107,9 +99,7 @@ def save_model(
     from safetensors.torch import save
 
     dtype = dtype or torch.float32
-    inference = ModelConfig(
-        config.preprocess, config.encoder, config.attention, config.decoder, config.decoding
-    )
+    inference = ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)})
     with _replacing_folder(folder, keep=training_state is not None) as temporary:
         # save_file would make a file that only its owner can read
         (temporary / WEIGHTS).write_bytes(save(_weights(model, dtype), metadata={"format": "pt"}))
@@ -138,8 +128,7 @@ def stored_type(folder: Path) -> torch.dtype:
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Add files to a model folder, or replace them, with a manifest that agrees.
 
-    The folder is replaced as a whole: it is complete at every moment. What else lies in it, such
-    as somebody's notes, stays there, and the manifest does not list it.
+    The folder is replaced as a whole. Other files in it stay, and the manifest does not list them.
 
     Raises:
         CheckpointError: The folder is damaged, or the disk cannot hold it.
@@ -153,10 +142,7 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """Return the files of a verified folder that belong to other modules, such as a calibrator.
-
-    Graphs are left out: they are those of the folder's weights.
-    """
+    """Return a verified folder's files of other modules; graphs belong to its weights."""
     standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
     return {
         name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
@@ -247,7 +233,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    # Its manifest agrees, so another version wrote it; a pickle may then raise anything.
+    # Its manifest agrees, so another version wrote it; torch.load may then raise anything.
     except Exception as error:  # noqa: BLE001
         # After its first sentence, torch's message goes on with advice to programmers.
         part: Any = "all" if isinstance(error, CaptionerError) else "sentence"

@@ -68,11 +68,7 @@ def save_bytes(content: bytes, path: str | Path) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Check, before the work, that `save` can write there; makes the folder, and no file.
-
-    Raises:
-        CaptionerError: It cannot be written.
-    """
+    """Check, before the work, that `save` can write there; makes the folder, and no file."""
     path = Path(path)
     with _writable(path), tempfile.TemporaryFile(dir=path.parent):
         path.is_file()  # raises for a name that is too long
@@ -100,8 +96,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[None]:
     The lock ends with this process, however that ends; processes forked from it do not share it.
 
     Args:
-        path: The lock file; it stays there.
-        wait: Wait for a process that holds the lock, and say so on stderr; else that is an error.
+        wait: Wait for a process that holds the lock, and say so on stderr.
 
     Raises:
         BlockingIOError: Another process holds it, and `wait` is false.

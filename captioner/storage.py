@@ -43,10 +43,7 @@ def file_system(name: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def os_errors(name: str) -> Iterator[None]:
-    """Context in which whatever the file system of a URL raises becomes an OSError.
-
-    For missing credentials, for instance, each package has classes of its own.
-    """
+    """Context in which whatever the file system of a URL raises becomes an OSError."""
     try:
         yield
     except (CaptionerError, OSError, UnicodeDecodeError):
@@ -101,14 +98,10 @@ def expand(pattern: str) -> list[str]:
 
 
 class Folder:
-    """A folder to write to, whose files appear whole.
+    """A folder to write to (a path or URL), made by its first file.
 
-    On this machine a file is written next to its place, synchronised and renamed. Object stores
-    show an object once it is complete. On other file systems, checksums find files that were cut
-    short.
-
-    Args:
-        name: Path or URL; made by the first file.
+    Files appear whole on this machine and in object stores; elsewhere checksums find those that
+    were cut short.
     """
 
     def __init__(self, name: str) -> None:
@@ -121,11 +114,7 @@ class Folder:
         return posixpath.join(self.root, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, None where there is no such file.
-
-        Raises:
-            DataError: It cannot be read.
-        """
+        """Return a file's content, None where there is no such file; a DataError says why not."""
         try:
             with _reading(f"{self.name}/{name}"):
                 content: bytes = self.system.cat_file(self.path(name))
@@ -134,11 +123,7 @@ class Folder:
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            CaptionerError: It cannot be written.
-        """
+        """Write a file; a CaptionerError says why it cannot be written."""
         path = self.path(name)
         try:
             if self.is_local:
@@ -155,11 +140,7 @@ class Folder:
             ) from None
 
     def names(self, folder: str) -> set[str]:
-        """Return the names of the files in a folder of this one, none where it is missing.
-
-        Raises:
-            DataError: They cannot be listed.
-        """
+        """Return the names of the files in a folder of this one, none where it is missing."""
         self.system.invalidate_cache()
         try:
             with _reading(self.name):

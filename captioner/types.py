@@ -157,16 +157,14 @@ class Caption:
         end_log_prob: Log-probability of ending there; None if the search was cut off before.
         cells: int [T] ([T, heads] with several heads), cell that hard attention chose for each
             word, else None.
-        heads: float32 [T, layers, heads, rows, columns], the maps of all heads where there are
-            several.
+        heads: float32 [T, layers, heads, rows, columns], all maps where there are several heads.
         paths: int [M, T], cells of M sampled attention paths for the same words, or None. With
             several heads each sample has a path of every head, in their order.
         geometry: Carries cells back to pixels of the original photo.
         confidence: Probability in [0, 1] that the caption is right; None without a calibrator.
-        confidence_threshold: The caption is unsure where its confidence is below this; None
-            without a calibrator.
+        confidence_threshold: The caption is unsure below this; None without a calibrator.
         image: What was captioned (a path, the bytes of a file, or a PIL image), to draw pictures
-            on; opened when a picture is drawn. None where it is not known.
+            on; None where it is not known.
     """
 
     words: list[str]

@@ -1,7 +1,4 @@
-"""Settings from YAML, from recipes and from command line options, and back to YAML.
-
-A recipe is a YAML file of settings that may name the recipes it is based on.
-"""
+"""Settings from YAML, from recipes (files that may name a base) and from options, and back."""
 
 from __future__ import annotations
 
@@ -28,12 +25,7 @@ _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster wher
 
 
 def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParser:
-    """Return a command line parser with an option `--section.key` for every setting.
-
-    Args:
-        config_class: `Config` or `ModelConfig`.
-        options: For `ArgumentParser`.
-    """
+    """Return an `ArgumentParser` with an option `--section.key` for every setting."""
     # Some options are read before the parser, which would accept an abbreviation and drop it.
     parser = _Parser(allow_abbrev=False, **options)
     parser.config_class = config_class
@@ -129,10 +121,7 @@ def _sections_of(document: Any) -> Sections:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that come with captioner by name, such as `families/dot`.
-
-    An installed package contains them; in a checkout they are in the folder `configs` next to it.
-    """
+    """Return the recipes that come with captioner by name, such as `families/dot`."""
     installed, checkout = _PACKAGE / "configs", _PACKAGE.parent / "configs"
     folder = installed if installed.is_dir() else checkout
     paths = sorted(folder.rglob("*.yaml"), key=lambda path: (len(path.parents), path))
@@ -148,8 +137,7 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
         base: Settings of a model that the first recipe is laid over; None is the defaults.
 
     Raises:
-        ConfigError: There is no such recipe, or it holds something else than settings; the message
-            names the file.
+        ConfigError: There is no such recipe, or it holds something else than settings.
     """
     sections: Sections = {} if base is None else asdict(base)
     for recipe in recipes:

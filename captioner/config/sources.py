@@ -11,11 +11,7 @@ from captioner.errors import ConfigError
 
 
 def data_sources(data: DataConfig) -> list[SourceConfig]:
-    """Return the data sets of a recipe, each with a name: one if `data.sources` is null.
-
-    A source without a name gets its format as its name, or `source` where that is `auto`, followed
-    by its position (from 1) if several sources would have that name.
-    """
+    """Return the data sets of a recipe, each named as `SourceConfig` says."""
 
     def usual_name(source: SourceConfig) -> str:
         return source.name or (source.format if source.format != "auto" else "source")
@@ -70,37 +66,27 @@ def check_sources(config: Config) -> None:
 
 
 def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
-    """Return the settings with roots as the command line gives them.
-
-    Args:
-        roots: `NAME=PATH` for one source, or for several, separated by commas; `NAME=null` leaves
-            the source out. A plain path where there is one data set.
+    """Return the settings with roots as `--data.root` gives them (see `DataConfig`).
 
     Raises:
         ConfigError: No source has this name, or several sources and none named.
     """
     if data.sources is None:
         return replace(data, root=roots)
-    sources = data_sources(data)
-    names = [source.name for source in sources]
-    roots_given: dict[str, str] = {}
+    found = {source.name: source.root for source in data_sources(data)}
     for given in re.split(r",(?=[\w.-]+=)", roots):
         match = re.fullmatch(r"([\w.-]+)=(.*)", given)
-        if not match and len(sources) > 1:
+        if not match and len(found) > 1:
             raise ConfigError(
                 f"data.root: {given} is for which of the sources? Use NAME={given} with NAME one "
-                f"of {', '.join(names)}"
+                f"of {', '.join(found)}"
             )
-        name, path = match.groups() if match else (names[0], given)
-        if name not in names:
+        name, path = match.groups() if match else (next(iter(found)), given)
+        if name not in found:
             raise ConfigError(
                 f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "
-                f"{', '.join(names)}"
+                f"{', '.join(found)}"
             )
-        roots_given[name] = path
-    kept = (
-        replace(source, root=roots_given.get(source.name, source.root))
-        for source in sources
-        if roots_given.get(source.name) != "null"
-    )
-    return replace(data, sources=tuple(kept))
+        found[name] = path
+    sources = (replace(source, root=found[source.name]) for source in data_sources(data))
+    return replace(data, sources=tuple(source for source in sources if source.root != "null"))

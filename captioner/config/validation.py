@@ -9,13 +9,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from captioner.config.fields import IN_WORDS
-from captioner.config.settings import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    SourceConfig,
-)
+from captioner.config.settings import Config, DataConfig, ModelConfig, OptimConfig, SourceConfig
 from captioner.config.sources import check_sources
 from captioner.errors import ConfigError
 from captioner.log import logger
@@ -46,9 +40,11 @@ def validate(config: ModelConfig) -> None:
     for section, settings in vars(config).items():
         validate_section(settings, f"{section}.")
     longest = float(config.decoding.max_words)
-    if isinstance(config, Config):  # in training the start token comes before the caption
-        of_data = math.inf if config.data.max_words is None else config.data.max_words + 1
-        longest = max(longest, of_data)
+    if isinstance(config, Config):
+        check_sources(config)
+        _validate_training(config)
+        # in training the start token comes before the caption
+        longest = max(longest, (config.data.max_words or math.inf) + 1)
     most = config.decoder.reads_at_most
     if most is not None and longest > most:
         remedy = f"use {longest:g} or more" if longest < math.inf else "limit data.max_words"
@@ -56,20 +52,13 @@ def validate(config: ModelConfig) -> None:
             f"decoder.max_positions: {most} learned positions are too few for decoding.max_words "
             f"or for data.max_words and the start; {remedy}, or take decoder.positions sinusoidal"
         )
-    if isinstance(config, Config):
-        check_sources(config)
-        _validate_training(config)
 
 
 def validate_section(settings: Any, prefix: str = "") -> None:
-    """Refuse values outside the type and range of their fields.
-
-    Args:
-        settings: Settings of one section, such as `DecodingConfig`.
-        prefix: Written before the key in the refusal, such as `decoding.`.
+    """Refuse values of a section outside the type and range of their fields.
 
     Raises:
-        ConfigError: Names the key and what is accepted.
+        ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
     """
     hints = get_type_hints(type(settings))
     for key, value in vars(settings).items():
@@ -82,10 +71,9 @@ def settings_from(kind: type[SettingsT], values: Any, prefix: str) -> SettingsT:
 
     Args:
         kind: Class of the settings; keys without a value keep its defaults.
-        prefix: Written before a key in a refusal, such as `decoding.`.
 
     Raises:
-        ConfigError: Names the key and what is accepted.
+        ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
     """
     if isinstance(values, kind):
         values = vars(values)
@@ -173,11 +161,7 @@ def in_words(hint: Any) -> str:
 
 
 def require_divisor(key: str, heads: int, size: int, name: str) -> None:
-    """Require that `heads` parts of one size make up `size`.
-
-    Raises:
-        ConfigError: They do not; names the setting `key`.
-    """
+    """Raise a ConfigError that names the setting `key` unless `heads` divides `size`."""
     if size % heads:
         raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")
 

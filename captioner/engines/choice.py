@@ -20,12 +20,7 @@ from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
 from captioner.errors import CheckpointError, ConfigError
-from captioner.runtime.device import (
-    choose_device,
-    may_have_gpu,
-    require_torch,
-    torch_is_installed,
-)
+from captioner.runtime.device import choose_device, may_have_gpu, require_torch, torch_is_installed
 from captioner.types import Grid
 
 if TYPE_CHECKING:
@@ -57,10 +52,7 @@ class Engine(Protocol):
 def choose_engine(
     folder: Path, *, engine: EngineName, device: str, precision: Precision
 ) -> tuple[dict[str, Any] | None, torch.device | None]:
-    """Choose between a model folder's graphs and PyTorch; nothing is loaded.
-
-    `auto` takes the graphs where the CPU computes in float32 and the folder has some, and otherwise
-    PyTorch.
+    """Choose between a model folder's graphs (`auto`: on a CPU in float32) and PyTorch.
 
     Returns:
         The description of the graphs (None: PyTorch), and the device if it had to be tried.
@@ -112,8 +104,7 @@ def open_engine(
     description, tried = choose_engine(folder, engine=engine, device=device, precision=precision)
     if description is not None:
         config, vocabulary = load_config(folder), load_vocabulary(folder)
-        graphs = GraphEngine(folder, config, description)
-        return graphs, config, vocabulary
+        return GraphEngine(folder, config, description), config, vocabulary
     if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch

@@ -225,10 +225,9 @@ def _cache_folder(model: str, weights_sha256: str) -> Path | None:
 
 
 def _import_openvino() -> Any:
-    """Import OpenVINO without its model converter.
+    """Import OpenVINO without its model converter, which is slow and reports to Google Analytics.
 
-    That would take more time than all else of it, and report the import to Google Analytics from a
-    thread, after which forking this process is not safe.
+    It does so from a thread, after which forking this process is not safe.
     """
     converter = "openvino.tools.ovc"
     with _importing:

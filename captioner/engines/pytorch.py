@@ -18,12 +18,7 @@ from captioner.types import Grid
 
 
 class TorchEngine:
-    """An `Engine` that computes with a copy of a model, as fast as it can be.
-
-    Args:
-        model: Encoder and decoder, left as they are.
-        dtype: Type of the encoder; the decoder computes in float32.
-    """
+    """An `Engine` that computes with a copy of a model (`inference_copy`)."""
 
     name: ClassVar[str] = "torch"
 

@@ -1,8 +1,6 @@
-"""Decoders over tensors or NumPy arrays, and what the two do not have in common.
+"""What tensors and NumPy arrays do not have in common, for the search and scoring of captions.
 
-The search and scoring of captions are written once, with the functions of the Python array API
-standard, and follow the arrays of their decoder: tensors on any device, or NumPy arrays where
-PyTorch is not even imported.
+These follow their decoder's arrays by the Python array API standard.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def force_decode(
 
     Args:
         captions: [B][K], each of T word indices, without start and end; lengths may differ.
-        max_words: Captions of this many words were cut off there, as by the search: their end is
-            not read, for which a decoder may have no position. None: all have ended.
+        max_words: Captions of this many words were cut off there: their end is not read, for which
+            a decoder may have no position. None: all have ended.
 
     Returns:
         [B][K] hypotheses, whose score is the total log-probability, the end token's included.

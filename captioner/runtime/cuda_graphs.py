@@ -1,8 +1,7 @@
 """Kernels that are recorded once in a CUDA graph and then started together.
 
-A GPU computes a training step, or a word of a search, faster than Python starts its kernels one by
-one. A graph starts them all at once, if their shapes are fixed and nothing is read from the device
-in between.
+A GPU computes faster than Python starts kernels one by one. A graph starts them all at once, if
+their shapes are fixed and nothing is read from the device in between.
 """
 
 from __future__ import annotations

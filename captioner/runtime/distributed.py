@@ -1,7 +1,6 @@
 """One training run in several processes, as torchrun starts them: what all of them agree on.
 
-Everything here is an identity in a single process. Small facts (counts, signals, results of one
-process) go over gloo between CPUs, tensors of a GPU over NCCL.
+Everything here is an identity in a single process.
 """
 
 from __future__ import annotations

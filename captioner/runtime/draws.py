@@ -1,9 +1,7 @@
 """Random numbers as a function of a seed and a position, and of nothing else.
 
-What is drawn for a caption must not depend on the process or the batch row that it is in, or a run
-could not be continued on another number of processes. So each row has a seed, and its numbers are
-hashes of it (a counter-based generator: Salmon et al., 2011; the hash is SplitMix64's, Steele et
-al., 2014). They are the same on a CPU and a GPU. Tensors are int64 and wrap around.
+Runs can go on with another number of processes. Numbers are hashes of a row's seed (Salmon et al.,
+2011; SplitMix64's hash, Steele et al., 2014), alike on a CPU and a GPU; int64 tensors wrap around.
 """
 
 from __future__ import annotations

@@ -33,8 +33,16 @@ class RunLog:
         self.run, self.path = run, run / METRICS
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)
-            entries = _keep_entries(self.path, last_step=resume_step)
-            self._validated = {e.get("epoch") for e in entries if e.get("kind") == "validation"}
+            kept: list[dict[str, Any]] = []
+            if self.path.exists():
+                text = self.path.read_text(encoding="utf-8", errors="replace")
+                for line in text.splitlines():
+                    with contextlib.suppress(ValueError, KeyError, TypeError):  # cut by a crash
+                        entry = json.loads(line)
+                        if entry["step"] <= resume_step:
+                            kept.append(entry)
+            save_bytes("".join(f"{json.dumps(entry)}\n" for entry in kept).encode(), self.path)
+            self._validated = {e.get("epoch") for e in kept if e.get("kind") == "validation"}
             self.writer = SummaryWriter(str(run / "tensorboard"), purge_step=resume_step + 1)
 
     def close(self) -> None:
@@ -83,16 +91,3 @@ class RunLog:
                 f"{self.run}: the run's figures cannot be written "
                 f"({error.strerror or error}); free some disk, and go on with --resume"
             ) from None
-
-
-def _keep_entries(path: Path, *, last_step: int) -> list[dict[str, Any]]:
-    """Take all lines but the entries of steps up to `last_step` out of a file, and return these."""
-    kept: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a crash
-                entry = json.loads(line)
-                if entry["step"] <= last_step:
-                    kept.append(entry)
-    save_bytes("".join(f"{json.dumps(entry)}\n" for entry in kept).encode(), path)
-    return kept

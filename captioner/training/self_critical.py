@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from captioner.config import Config
 from captioner.data.batch import Batch, pack_by_step
-from captioner.data.captioned import CaptionedImage
-from captioner.data.tokenizer import Tokenizer
 from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
@@ -26,13 +23,6 @@ from captioner.runtime.draws import draw_words
 from captioner.training.cross_entropy import attention_statistics
 from captioner.training.task import LossOutput, TaskData, TrainingTask
 from captioner.types import Grid
-
-
-def caption_reward(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> CiderD:
-    """Return CIDEr-D against the images' captions, the end of each being a token of it."""
-    return CiderD(
-        [[[*tokenizer.split(caption), END] for caption in image.captions] for image in images]
-    )
 
 
 class SelfCriticalTask(TrainingTask):
@@ -69,10 +59,13 @@ class SelfCriticalTask(TrainingTask):
 
     @classmethod
     def from_data(cls, data: TaskData) -> SelfCriticalTask:
-        config = data.config
+        config, split = data.config, data.vocabulary.tokenizer.split
+        references = [
+            [[*split(caption), END] for caption in image.captions] for image in data.images.training
+        ]
         return cls(
             data.model,
-            caption_reward(data.images.training, data.vocabulary.tokenizer),
+            CiderD(references),
             data.vocabulary,
             samples=config.self_critical.samples,
             baseline=config.self_critical.baseline,

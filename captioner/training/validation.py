@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -83,16 +84,29 @@ def validate(
     images = [image for members in sources.values() for image in members]
     options = SearchOptions.from_config(decoding, vocabulary)
     share = range(rank(), len(images), world_size())
-    found: dict[int, Hypothesis | str] = dict.fromkeys(share, "")  # or why it cannot be read
+
+    def read(index: int) -> Tensor | str:
+        """Return the input of an image, or why it cannot be read."""
+        try:
+            if cache is not None:
+                return cache.read(index, 0)
+            return transform(open_image(images[index].path))[0]
+        except ImageError as error:
+            return str(error)
+
+    inputs = iter(prefetch(read, share, device))
+    size = GPU_BATCH_SIZE if device.type == "cuda" else BATCH_SIZE
+    found: list[Hypothesis | str] = []
     grid_shape = (0, 0)
-    for batch, inputs in _batches(images, share, transform, cache, device, found):
-        inputs = inputs.to(device).to(torch.get_default_dtype())
-        with torch.inference_mode():
-            grid = model.encoder(inputs, from_frozen=cache is not None)
-        grid_shape = (grid.height, grid.width)
-        results = search(model.decoder, grid, options, graphs)
-        found |= {image: result[0] for image, result in zip(batch, results, strict=True)}
-    everyone = gathered(list(found.values()))
+    while batch := list(islice(inputs, size)):
+        if readable := [pixels for pixels in batch if isinstance(pixels, Tensor)]:
+            stacked = torch.stack(readable).to(device).to(torch.get_default_dtype())
+            with torch.inference_mode():
+                grid = model.encoder(stacked, from_frozen=cache is not None)
+            grid_shape = (grid.height, grid.width)
+            results = iter(search(model.decoder, grid, options, graphs))
+        found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
+    everyone = gathered(found)
     grid_shape = max(gathered([grid_shape]), default=grid_shape)
     hypotheses: dict[int | str, Hypothesis] = {}
     unreadable: list[tuple[str, str]] = []
@@ -162,35 +176,3 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     if betas:
         statistics["beta"] = float(np.concatenate(betas).mean())
     return statistics
-
-
-def _batches(
-    images: Sequence[CaptionedImage],
-    share: Sequence[int],
-    transform: ImageTransform,
-    cache: FeatureCache | None,
-    device: torch.device,
-    found: dict[int, Hypothesis | str],
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield the readable images of a share with their inputs; note why the others are not."""
-
-    def read(index: int) -> Tensor | ImageError:
-        try:
-            if cache is not None:
-                return cache.read(index, 0)
-            return transform(open_image(images[index].path))[0]
-        except ImageError as error:
-            return error
-
-    results = iter(prefetch(read, share, device))
-    size = GPU_BATCH_SIZE if device.type == "cuda" else BATCH_SIZE
-    for first in range(0, len(share), size):
-        members, inputs = [], []
-        for index, pixels in zip(share[first : first + size], results, strict=False):
-            if isinstance(pixels, ImageError):
-                found[index] = str(pixels)
-            else:
-                members.append(index)
-                inputs.append(pixels)
-        if members:
-            yield members, torch.stack(inputs)
