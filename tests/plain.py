@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
+from captioner.types import Grid
+
 Vector = list[float]
+
+
+def grid(photos: int, rows: int, columns: int, dim: int, *, seed: int = 1) -> Grid:
+    """A grid of random cells in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(photos, rows * columns, dim, dtype=torch.double, generator=generator)
+    return Grid(features, rows, columns)
 
 
 def dot(a: Vector, b: Vector) -> float:
