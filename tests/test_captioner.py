@@ -100,13 +100,6 @@ def test_a_batch_is_captioned_as_one_at_a_time(
         assert close(captioner.caption(path, beam_size=beam_size), caption)
 
 
-def test_photos_of_different_sizes_share_a_batch(captioner: Captioner) -> None:
-    photos = [tiny.photo(0, *size)[0] for size in ((60, 48), (300, 40), (41, 222))]
-    captions = captioner.caption_batch(photos)
-    assert [c.geometry.photo_width_px for c in captions] == [60, 300, 41]
-    assert all(map(close, captions, map(captioner.caption, photos)))
-
-
 def test_settings_that_are_not_given_are_the_model_s_own(
     captioner: Captioner, paths: list[Path]
 ) -> None:
@@ -251,29 +244,9 @@ def test_images_of_any_iterable_are_captioned_and_no_others(
         captioner.caption(paths)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("image", "named"),
-    [
-        (3, "int"),
-        (np.zeros((4, 4, 3)), "float64"),
-        (np.zeros((3, 4, 4), np.uint8), r"\[3, 4, 4\]"),
-        ((torch.zeros(3, 8, 8), Geometry(8, 8, 0, 0, 8, 8)), r"\[3, 8, 8\].*\[3, 64, 96\]"),
-    ],
-)
-def test_an_argument_that_is_no_image_is_refused(
-    captioner: Captioner, image: Any, named: str
-) -> None:
-    with pytest.raises(ImageError, match=named):
-        captioner.caption(image)
-
-
 def test_a_url_is_said_to_be_one(captioner: Captioner) -> None:
     with pytest.raises(ImageError, match=r"https://host/a.jpg: is a URL; .*fsspec"):
         captioner.caption("https://host/a.jpg")
-
-
-def test_a_photo_of_one_pixel_is_captioned(captioner: Captioner) -> None:
-    assert captioner.caption(Image.new("RGB", (1, 1))).words
 
 
 # ------------------------------------------------------------------------------------ which model
@@ -292,12 +265,6 @@ def bundled(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_bundled_model_is_the_default(bundled: Path) -> None:
     assert checkpoint.bundled_models() == ["soft"]
     assert Captioner.from_pretrained().vocabulary.tokens[4:] == tiny.WORDS
-
-
-@pytest.mark.parametrize("device", ["banana", "cuda:99"])
-def test_a_device_that_cannot_be_used_is_one_sentence(tiny_model: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match="use auto(,| or) cpu"):
-        Captioner.from_pretrained(tiny_model, device=device)
 
 
 def test_a_name_that_is_no_model_is_said_with_the_ones_there_are(bundled: Path) -> None:

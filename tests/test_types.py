@@ -52,13 +52,6 @@ def test_a_caption_s_text_is_its_words_unless_it_is_given() -> None:
     assert caption(text="A dog.").text == "A dog."
 
 
-@pytest.mark.parametrize("name", ["maps", "beta", "log_probs"])
-def test_a_caption_refuses_a_field_of_another_length(name: str) -> None:
-    whole = vars(caption(3))[name]
-    with pytest.raises(ValueError, match="2 words with"):
-        caption(2, **{name: whole})
-
-
 @pytest.mark.parametrize("number", [0, 4])
 def test_a_layer_or_head_that_there_is_not_is_refused(number: int) -> None:
     several = caption(heads=np.full((2, 3, 3, 2, 3), 1 / 6, np.float32))

@@ -129,24 +129,6 @@ def test_sizes_are_those_of_the_settings() -> None:
     assert unprojected.encoder.dim == unprojected.encoder.backbone.channels == 96
 
 
-def test_the_seed_fixes_all_weights() -> None:
-    first, second = small_model(), small_model()
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-    third = build_model(small_config(), V)
-    assert any(
-        not torch.equal(one, other)
-        for one, other in zip(first.parameters(), third.parameters(), strict=True)
-    )
-
-
-def test_unpretrained_models_ask_for_no_weights() -> None:
-    config = small_config(encoder__weights="no/such/file.pth")
-    with pytest.raises(ConfigError, match=r"encoder\.weights: 'no/such/file\.pth'"):
-        build_model(config, V)
-    assert build_model(config, V, pretrained=False).encoder.dim == 8
-
-
 # --- families -------------------------------------------------------------------------------------
 
 FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}

@@ -121,20 +121,6 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, select: Any) 
     assert again.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_without_self_attention_local_and_contextual_are_the_same(kind: str) -> None:
-    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
-    found = []
-    for values, grid in product(["contextual", "local"], [random_grid(), random_grid(local=False)]):
-        decoder = random_decoder(kind, values=values)
-        found.append(decoder(decoder.prepare(grid), tokens, LENGTHS).logits)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[3])
-    # the decoder `mean` has no attention, and always reads what the encoder gives in the end
-    assert torch.equal(found[0], found[2]) == (kind == "mean")
-
-
 @torch.no_grad()
 def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     config = ModelConfig(

@@ -135,18 +135,6 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     assert losses["total"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_model_in_float64_has_a_loss_in_float64() -> None:
-    forced, targets, counts = random_batch([4, 2, 1])
-
-    def total(logits: Tensor, maps: Tensor) -> Tensor:
-        given = replace(forced, logits=logits, maps=maps)
-        return caption_losses(
-            given, targets, counts, LossConfig(doubly_stochastic=0.7, label_smoothing=0.1)
-        )["total"]
-
-    assert torch.autograd.gradcheck(total, (forced.logits, forced.maps))
-
-
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_weights_weigh_the_words_of_their_captions(label_smoothing: float) -> None:
     lengths = [4, 3, 1]

@@ -176,12 +176,6 @@ def test_a_run_goes_on_with_another_number_of_processes(
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
 
 
-def test_a_mistake_is_reported_once(programs: Programs, table: Path, tmp_path: Path) -> None:
-    running = start(programs, 2, tmp_path / "run", {"data__min_count": 1000}, table)
-    said = [each.wait().stderr for each in running]
-    assert sum("no word occurs 1000 times" in each for each in said) == 1
-
-
 def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
     programs: Programs, table: Path, tmp_path: Path
 ) -> None:

@@ -42,8 +42,3 @@ def test_a_model_that_was_not_validated_says_so() -> None:
     card = model_card(CONFIG, {})
     assert "Not validated yet." in card
     assert "|" not in card.partition("## Recipe")[0]
-
-
-def test_the_recipe_in_the_card_can_be_run_again() -> None:
-    recipe = model_card(CONFIG, {}).partition("```yaml\n")[2].partition("```")[0]
-    assert from_yaml(Config, recipe) == CONFIG

@@ -89,14 +89,6 @@ def test_training_views_may_be_smaller_than_the_model_s_input(table: Path) -> No
     assert setup.validation_transform(photo)[0].shape == (3, 64, 96)
 
 
-def test_the_preprocessing_of_the_backbone_is_written_out(table: Path) -> None:
-    preprocess = ready(table).config.preprocess
-    assert None not in (preprocess.mean, preprocess.std, preprocess.interpolation)
-    given = ready(table, preprocess__mean=(0.1, 0.2, 0.3)).config.preprocess
-    assert given.mean == (0.1, 0.2, 0.3)
-    assert given.std == preprocess.std
-
-
 def test_the_same_seed_gives_the_same_first_weights(table: Path) -> None:
     one, same, other = ready(table), ready(table), ready(table, train__seed=2)
     for name, value in one.task.model.state_dict().items():

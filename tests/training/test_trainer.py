@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import torch
 from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_training_state
-from captioner.config import Config, from_yaml, with_source_roots
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
-from captioner.training.run import changed_settings
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
@@ -219,13 +216,6 @@ def test_a_changed_learning_rate_takes_effect_and_is_reported(
     rates = {entry["step"]: entry["learning_rate"] for entry in steps(run)}
     assert rates[1] == pytest.approx(1e-3)
     assert rates[8] == pytest.approx(1e-4)
-
-
-def test_a_source_may_move_though_only_its_new_place_names_it() -> None:
-    """`--data.root table=NEW` gives sources without a name one."""
-    old = from_yaml(Config, "data: {sources: [{format: table, root: a}]}")
-    new = replace(old, data=with_source_roots(old.data, "table=b"))
-    assert changed_settings(old, new)[0] == []
 
 
 @pytest.mark.parametrize("key", ["decoder__hidden_dim", "train__seed"])

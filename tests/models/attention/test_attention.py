@@ -17,13 +17,11 @@ from captioner.models.attention.attention import (
     Attention,
     GlobalWindow,
     HardSelect,
-    Memory,
     Select,
     SoftSelect,
 )
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
-from captioner.models.decoders.mean import uniform_attention
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
 
@@ -118,30 +116,6 @@ def test_a_window_keeps_attention_to_its_cells_and_the_entropy_is_theirs() -> No
             assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
     attended.entropy.sum().backward()
     assert torch.isfinite(query.grad).all()
-
-
-@pytest.mark.parametrize("index", [torch.tensor([2, 0, 0, 1]), slice(2)], ids=["index", "slice"])
-def test_selected_photos_keep_features_keys_and_shape(index: Tensor | slice) -> None:
-    attention, grid = random_attention()
-    memory = attention.prepare(grid)
-    chosen = memory.select(index)
-    assert isinstance(chosen, Memory)
-    assert (chosen.grid.height, chosen.grid.width) == (ROWS, COLUMNS)
-    positions = index.tolist() if isinstance(index, Tensor) else [0, 1]
-    for row, position in enumerate(positions):
-        assert torch.equal(chosen.keys[row], memory.keys[position])
-        assert torch.equal(chosen.grid.features[row], grid.features[position])
-    assert len(chosen.keys) == len(positions)
-
-
-def test_keys_do_not_depend_on_the_query_and_are_computed_in_prepare_only() -> None:
-    attention, grid = random_attention()
-    calls: list[int] = []
-    attention.score.key.register_forward_hook(lambda *_: calls.append(1))
-    memory = attention.prepare(grid)
-    for _ in range(3):
-        attention(random_query(), memory, 0)
-    assert calls == [1]
 
 
 # --- heads and projected values -------------------------------------------------------------------
@@ -273,16 +247,3 @@ def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: in
         assert same.tolist() == [bool(memory.use_expectation[b])] * K
         assert (attended.log_prob[b] == 0).tolist() == [bool(memory.use_expectation[b])] * K
     assert attention.eval().prepare(grid).use_expectation is None
-
-
-def test_the_uniform_attention_sees_every_cell_alike() -> None:
-    _, grid = random_attention()
-    attended = uniform_attention(grid.features, K)
-    for b, k in product(range(B), range(K)):
-        expected = plain.mean(grid.features[b].tolist())
-        assert attended.context[b, k].tolist() == pytest.approx(expected, abs=1e-12)
-        assert attended.weights[b, k].tolist() == [pytest.approx(1 / L)] * L
-        assert attended.entropy[b, k].item() == pytest.approx(math.log(L))
-        assert attended.log_prob[b, k] == 0
-    assert attended.cells is None
-    assert attended.beta is None

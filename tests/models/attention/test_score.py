@@ -13,7 +13,6 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.errors import ConfigError
 from captioner.models.attention.attention import AdditiveScore, Score
 from captioner.models.attention.scores import CosineScore, DotScore, GeneralScore, LocationScore
 
@@ -140,8 +139,3 @@ def test_cosines_do_not_depend_on_lengths_and_bear_a_cell_of_zeros() -> None:
     assert (found[0, 0, :, 2] == 0).all()
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(found[0][..., others], expected[0][..., others])
-
-
-def test_location_refuses_another_grid() -> None:
-    with pytest.raises(ConfigError, match=f"attention.score: .* {L} cells.* one of {L + 1};"):
-        location().keys(torch.zeros(1, L + 1, D, dtype=torch.double))

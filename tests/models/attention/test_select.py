@@ -180,23 +180,6 @@ def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -
             assert found == pytest.approx(math.log(max(shares)), rel=1e-12)
 
 
-def test_hard_attention_under_half_precision_has_maps_that_sum_to_one() -> None:
-    scores, values = (tensor.bfloat16() for tensor in random_scores())
-    for select in (
-        HardSelect(AttentionConfig(semi_sampling=0.0)).train(),
-        HardSelect(AttentionConfig()).eval(),
-    ):
-        attended = select(scores, values)
-        assert (
-            attended.weights.dtype
-            == attended.log_prob.dtype
-            == attended.entropy.dtype
-            == torch.float32
-        )
-        assert attended.context.dtype == torch.bfloat16
-        torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K))
-
-
 # --- hard_attention_mode --------------------------------------------------------------------------
 
 

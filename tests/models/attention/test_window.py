@@ -202,18 +202,3 @@ def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: in
             assert L - 1 in expected
     if radius * 2 * words >= L + words:
         assert seen == set(range(L)), "a window that is wide enough leaves no cell out"
-
-
-def test_local_m_reads_several_words_at_once_as_it_does_one_by_one() -> None:
-    window, query, grid = (
-        MonotonicWindow(AttentionConfig(radius=2, words=3), query_dim=H),
-        random_query(),
-        random_grid(),
-    )
-    together = window(query, grid, torch.arange(K))
-    assert together is not None
-    for word in range(K):
-        alone = window(query[:, word : word + 1], grid, word)
-        assert alone is not None
-        assert torch.equal(together[:, word : word + 1], alone)
-    assert not torch.equal(together[:, 0], together[:, 1])

@@ -137,20 +137,6 @@ def test_gradients_and_statistics_move_from_the_named_stage_on_only(
         assert moves == [index >= at and batch_norm == "train"] * len(moves)
 
 
-def test_frozen_stages_stand_still_in_all_that_training_changes() -> None:
-    """Networks have dropout and stochastic depth as well as BatchNorm."""
-    stages: list[tuple[str, nn.Module]] = [
-        (name, nn.Sequential(nn.Conv2d(3, 3, 1), nn.Dropout(0.5))) for name in ("first", "second")
-    ]
-    backbone = Backbone(stages, channels=3, preprocessing=Preprocessing())
-    inputs = photos(8, 8)
-    for first, still in ((None, [True, True]), ("second", [True, False])):
-        encoder = Encoder(backbone, trainable_from=first).train()
-        for index, stands in enumerate(still):
-            found = [encoder.backbone.stages[index](inputs) for _ in range(2)]
-            assert torch.equal(*found) == stands
-
-
 @pytest.mark.parametrize("first", ["layer3", "layer3.0"])
 def test_a_network_of_one_stage_is_fine_tuned_from_a_layer_of_its_own(
     build: Any, first: str

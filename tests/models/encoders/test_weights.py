@@ -21,7 +21,6 @@ from torchvision import models
 from captioner.config import read_recipe, shipped_recipes
 from captioner.errors import CaptionerError, ConfigError, WeightsError
 from captioner.models.backbones.backbone import build_backbone
-from captioner.models.model import Encoder
 
 # a torchvision, a timm and our default network, all small
 NETWORKS = ["squeezenet1_1", "timm/test_resnet", "efficientnet_lite2"]
@@ -190,24 +189,6 @@ def test_offline_one_sentence_names_timms_repository(offline: Path) -> None:
     assert "encoder.weights" in message
 
 
-def place_in_torch_home(folder: Path, content: object) -> Path:
-    path = folder / "hub" / "checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
-    path.parent.mkdir(parents=True)
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    return path
-
-
-def test_a_file_put_where_the_sentence_says_is_used(offline: Path) -> None:
-    network = network_of("squeezenet1_1")
-    place_in_torch_home(offline, network.state_dict())
-    backbone = build_backbone("squeezenet1_1", weights="default")
-    for own, theirs in zip(backbone.parameters(), network.parameters(), strict=True):
-        assert torch.equal(own, theirs)
-
-
 # --- names ----------------------------------------------------------------------------------------
 
 
@@ -243,17 +224,6 @@ def test_a_network_that_gives_no_grid_at_the_recipes_size_is_refused_in_one_sent
     with torch.device("meta"), pytest.raises(ConfigError, match=r"encoder\.backbone") as caught:
         build_backbone("timm/mixer_s32_224", weights="none", size_px=(64, 64))
     assert "64 x 64 px; use a convolutional network" in sentence(caught)
-
-
-def test_the_encoder_of_an_untapped_torchvision_network_can_be_trained() -> None:
-    """Torchvision's extractors hold one graph for training and one for evaluation."""
-    encoder = Encoder(
-        build_backbone("squeezenet1_1", weights="none"), trainable_from="features.12"
-    ).train()
-    encoder(torch.randn(2, 3, 64, 64)).features.sum().backward()
-    learned = [name for name, p in encoder.named_parameters() if p.grad is not None]
-    assert len(learned) == 8  # a fire module of three convolutions, and the last one
-    assert all(".features.12." in name or ".classifier." in name for name in learned)
 
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
