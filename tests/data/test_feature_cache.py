@@ -78,37 +78,17 @@ def test_view_0_is_the_encoder_s_own_output_of_the_plain_photo(
         torch.testing.assert_close(stored.float(), direct, rtol=1e-3, atol=1e-5)
 
 
-def test_a_worker_is_sent_the_place_and_not_the_values(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
-) -> None:
-    photos[3].write_bytes(b"damaged")
-    cache = build(tmp_path / "cache", photos, Encode(encoder))
-    sent = pickle.dumps(cache)
-    assert len(sent) < 1000 < cache.features.nbytes
-    there = pickle.loads(sent)
-    assert torch.equal(there.read(4, 2), cache.read(4, 2))
-    with pytest.raises(ImageError):
-        there.read(3, 0)
-
-
-def touched(photos: list[Path]) -> None:
-    os.utime(photos[5], ns=(1, 1))
-
-
-def reordered(photos: list[Path]) -> None:
-    photos[4], photos[5] = photos[5], photos[4]
-
-
-def one_fewer(photos: list[Path]) -> None:
-    photos.pop()
-
-
-@pytest.mark.parametrize("change", [touched, reordered, one_fewer])
+@pytest.mark.parametrize("change", ["touched", "reordered", "one fewer"])
 def test_other_photos_never_use_a_stale_cache(
-    tmp_path: Path, photos: list[Path], encoder: Encoder, change: Callable[[list[Path]], None]
+    tmp_path: Path, photos: list[Path], encoder: Encoder, change: str
 ) -> None:
     build(tmp_path / "cache", photos, Encode(encoder))
-    change(photos)
+    if change == "touched":
+        os.utime(photos[5], ns=(1, 1))
+    elif change == "reordered":
+        photos[4], photos[5] = photos[5], photos[4]
+    else:
+        photos.pop()
     counting = Encode(encoder)
     cache = build(tmp_path / "cache", photos, counting)
     assert counting.calls > 0
@@ -143,31 +123,10 @@ def test_one_plain_view_depends_on_neither_seed_nor_augmentation(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     first = build(tmp_path / "cache", photos, Encode(encoder), views=1)
+    plain = {"views": 1, "seed": 99, "transform": transform(augmentation=None)}
     counting = Encode(encoder)
-    same = build(
-        tmp_path / "cache",
-        photos,
-        counting,
-        views=1,
-        seed=99,
-        transform=transform(augmentation=None),
-    )
+    assert build(tmp_path / "cache", photos, counting, **plain).folder == first.folder
     assert counting.calls == 0
-    assert same.folder == first.folder
-
-
-def test_the_fingerprint_follows_every_weight_and_statistic_of_the_frozen_stages() -> None:
-    torch.manual_seed(0)
-    backbone = build_backbone("timm/test_resnet", weights="none")
-    seen = {backbone.fingerprint(1)}
-    state = backbone.state_dict()
-    names = list(state)
-    buffers = [name for name in names if "running_mean" in name]
-    for name in (names[0], names[-1], buffers[0]):
-        state[name].view(-1)[-1] += 1
-        assert backbone.fingerprint(1) not in seen
-        seen.add(backbone.fingerprint(1))
-    assert backbone.fingerprint(1) in seen
 
 
 def test_an_interrupted_build_is_begun_again_and_a_finished_one_is_used(
@@ -176,6 +135,8 @@ def test_an_interrupted_build_is_begun_again_and_a_finished_one_is_used(
     whole = build(tmp_path / "whole", photos, Encode(encoder))
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "cut", photos, Encode(encoder, stop_after=3))
+    (folder,) = (tmp_path / "cut").iterdir()
+    (folder / "progress.json").write_text('{"done": 3, "unreadable": {}}')  # of an old version
     finished = build(tmp_path / "cut", photos, Encode(encoder))
     np.testing.assert_array_equal(finished.features, whole.features)
     counting = Encode(encoder)
@@ -208,8 +169,11 @@ def test_an_unreadable_photo_is_known_by_its_reason(
         with pytest.raises(ImageError, match="empty"):
             cache.read(3, view)
     assert torch.isfinite(cache.read(1, 1)).all()
-    again = build(tmp_path / "cache", photos, Encode(encoder), views=2)
-    assert again.unreadable == cache.unreadable
+    sent = pickle.dumps(cache)  # to a worker: the place and not the values
+    assert len(sent) < 1000 < cache.features.nbytes
+    for again in (build(tmp_path / "cache", photos, Encode(encoder), views=2), pickle.loads(sent)):
+        assert again.unreadable == cache.unreadable
+        assert torch.equal(again.read(4, 1), cache.read(4, 1))
 
 
 def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, write
+from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, sentence, write
 
 from captioner.cli import evaluate, finetune, train
 from captioner.cli.check_data import main as check_data
@@ -16,16 +16,6 @@ from captioner.config import Config, SourceConfig, data_sources
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
 from captioner.data.sources import read_sources
 from captioner.data.splits import held_out_for_validation
-from captioner.errors import DataError
-
-
-def sentence(**data: object) -> str:
-    """The message of the DataError that reading ends with: one sentence on one line."""
-    with pytest.raises(DataError) as caught:
-        read_split(**{"split": "train", **data})
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -157,6 +147,13 @@ def test_several_data_sets_are_named_with_the_option_that_decides(tmp_path: Path
     assert len(read_split(root=tmp_path, format="karpathy", split="train").images) == 8
     by_file = read_split(root=tmp_path, file="dataset_flickr8k.json", split="train")
     assert len(by_file.images) == 8
+    draw(tmp_path / "tables")
+    write(tmp_path / "tables" / "one.csv", "image,caption\n00.jpg,one\n")
+    write(tmp_path / "tables" / "two.jsonl", '{"image": "01.jpg", "caption": "two"}\n')
+    tables = {"root": tmp_path / "tables"}
+    assert "one.csv, two.jsonl; choose one with --file" in sentence(**tables)
+    (image,) = read_split(file="two.jsonl", split="all", **tables).images
+    assert image.captions == ("two",)
 
 
 def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
@@ -165,15 +162,6 @@ def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
         write(tmp_path / f"{n:02d}.json", '{"id": 1, "tags": ["shape"]}')
     write(tmp_path / "captions.csv", "image,caption\n00.jpg,a shape\n")
     assert CaptionedData(DataFiles(root=tmp_path)).format == "table"
-
-
-def test_several_tables_are_named_with_the_option_that_decides(tmp_path: Path) -> None:
-    draw(tmp_path)
-    write(tmp_path / "one.csv", "image,caption\n00.jpg,one\n")
-    write(tmp_path / "two.jsonl", '{"image": "01.jpg", "caption": "two"}\n')
-    assert "one.csv, two.jsonl; choose one with --file" in sentence(root=tmp_path)
-    found = read_split(root=tmp_path, file="two.jsonl", split="all").images
-    assert [image.captions for image in found] == [("two",)]
 
 
 def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:

@@ -20,11 +20,7 @@ from captioner.data.dataset import (
     encode_captions,
     load_batches,
 )
-from captioner.data.sources import (
-    SourceImages,
-    captions_digest,
-    read_sources,
-)
+from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
@@ -237,7 +233,7 @@ def test_the_views_of_an_image_in_an_epoch_differ_and_the_first_is_that_of_a_sin
 
 
 @pytest.mark.parametrize("by", ["photo", "length"])
-def test_workers_and_resuming_change_nothing(
+def test_workers_and_resuming_in_mid_epoch_change_nothing(
     by: str, augmented: tuple[SourceImages, CaptionDataset]
 ) -> None:
     data, dataset = augmented

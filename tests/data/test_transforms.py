@@ -16,11 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.data.transforms import (
-    Augmentation,
-    ImageTransform,
-    open_image,
-)
+from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.errors import ImageError
 
 
@@ -63,12 +59,9 @@ def damaged_png() -> bytes:
 BAD_BYTES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "the file is empty"),
     "text": (lambda: b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
-    "html": (lambda: b"<!DOCTYPE html><html>404</html>", "is not a photo of a known format"),
-    "pdf": (lambda: encoded(Image.fromarray(noise(8, 8)), "PDF"), "is not a photo of a known"),
     "truncated jpeg": (truncated_jpeg, "is damaged and cannot be decoded ("),
     "flipped bit in png": (damaged_png, "is damaged and cannot be decoded ("),
     "png with too short data": (lambda: png(640, 480, b"\0" * 100), "is damaged and cannot be"),
-    "png without data": (lambda: png(9000, 9000), "is damaged and cannot be decoded ("),
     "12,000 x 12,000": (lambda: png(12_000, 12_000), "over the limit of 120"),
     "2 ** 31 - 1 wide": (lambda: png(2**31 - 1, 2**31 - 1), "over the limit of 120"),
 }
@@ -87,32 +80,15 @@ def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str)
     assert "photo.jpg" not in message, "the caller names the file"
 
 
-def no_such_file(folder: Path) -> Path:
-    return folder / "no such photo.jpg"
-
-
-def a_folder(folder: Path) -> Path:
-    return folder
-
-
-def a_pipe(folder: Path) -> Path:
-    os.mkfifo(folder / "pipe.jpg")
-    return folder / "pipe.jpg"
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        (no_such_file, "no such file"),
-        (a_folder, "is a folder or a device, not a photo"),
-        (a_pipe, "is a folder or a device"),
-    ],
-)
-def test_a_place_without_a_photo_ends_in_one_sentence(
-    tmp_path: Path, place: Callable[[Path], Path], expected: str
-) -> None:
-    with pytest.raises(ImageError, match=expected):
-        open_image(place(tmp_path))
+def test_a_place_without_a_photo_ends_in_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for place, expected in (
+        (tmp_path / "no such photo.jpg", "no such file"),
+        (tmp_path, "is a folder or a device, not a photo"),
+        (tmp_path / "pipe.jpg", "is a folder or a device"),
+    ):
+        with pytest.raises(ImageError, match=expected):
+            open_image(place)
 
 
 # ---------------------------------------------------------------------------------- what can be read
@@ -147,25 +123,14 @@ def test_a_cmyk_jpeg_has_its_colours() -> None:
     np.testing.assert_allclose(red.mean((0, 1)), (255, 0, 0), atol=12)
 
 
-def transparent(mode: str) -> tuple[Image.Image, np.ndarray]:
-    """Left half opaque, right half fully transparent, and what it is on white."""
-    if mode == "LA":
-        array = np.full((4, 8, 2), (90, 255), np.uint8)
-        colour: tuple[int, ...] = (90, 90, 90)
-    else:
-        array = np.full((4, 8, 4), (200, 30, 60, 255), np.uint8)
-        colour = (200, 30, 60)
-    array[:, 4:, -1] = 0
+@pytest.mark.parametrize(("mode", "colour"), [("RGBA", (200, 30, 60)), ("LA", (90,))])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transparency_lies_on_white(mode: str, colour: tuple[int, ...]) -> None:
+    array = np.full((4, 8, len(mode)), (*colour, 255), np.uint8)
+    array[:, 4:, -1] = 0  # the right half
     expected = np.full((4, 8, 3), 255)
     expected[:, :4] = colour
-    return Image.fromarray(array, mode), expected
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_transparency_lies_on_white(mode: str) -> None:
-    image, expected = transparent(mode)
-    np.testing.assert_array_equal(pixels(encoded(image, "PNG")), expected)
+    np.testing.assert_array_equal(pixels(encoded(Image.fromarray(array, mode), "PNG")), expected)
 
 
 def test_a_palette_s_transparent_colour_lies_on_white() -> None:
@@ -215,40 +180,29 @@ def test_every_mode_of_a_tiff_becomes_rgb(mode: str) -> None:
     assert pixels(encoded(Image.new(mode, (7, 5)), "TIFF")).shape == (5, 7, 3)
 
 
-# The sides that row 0 and column 0 of the stored pixels show (TIFF 6.0, tag 274).
-ORIENTATIONS = {
-    1: ("top", "left"),
-    2: ("top", "right"),
-    3: ("bottom", "right"),
-    4: ("bottom", "left"),
-    5: ("left", "top"),
-    6: ("right", "top"),
-    7: ("right", "bottom"),
-    8: ("left", "bottom"),
+# How the stored pixels become upright (TIFF 6.0, tag 274).
+ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
+    8: lambda stored: np.rot90(stored),
 }
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_exif_orientation_is_applied(orientation: int) -> None:
-    upright = noise(4, 6)
-    height, width, _ = upright.shape
-    row_side, column_side = ORIENTATIONS[orientation]
-    turned = row_side in ("left", "right")
-    stored = np.zeros((width, height, 3) if turned else (height, width, 3), np.uint8)
-    for i in range(stored.shape[0]):
-        for j in range(stored.shape[1]):
-            across = {"left": i, "right": width - 1 - i, "top": j, "bottom": height - 1 - j}
-            along = {"top": i, "bottom": height - 1 - i, "left": j, "right": width - 1 - j}
-            if turned:
-                stored[i, j] = upright[across[column_side], across[row_side]]
-            else:
-                stored[i, j] = upright[along[row_side], along[column_side]]
+    stored = noise(4, 6)
+    upright = ORIENTATIONS[orientation](stored)
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encoded(Image.fromarray(stored), "PNG", exif=exif)
     np.testing.assert_array_equal(pixels(content), upright)
     jpeg = open_image(encoded(Image.fromarray(stored), "JPEG", exif=exif))
-    assert jpeg.size == (width, height)
+    assert jpeg.size == (upright.shape[1], upright.shape[0])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +210,6 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     [
         b"Exif\0\0garbage garbage garbage",
         b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\xff\xff\xff\xff\0\0\0\0",
-        b"not even exif",
     ],
 )
 def test_damaged_exif_does_not_cost_the_photo(exif: bytes) -> None:
@@ -399,26 +352,15 @@ def test_a_letterbox_keeps_the_shape_of_the_photo_and_pads_with_the_mean() -> No
     assert geometry.left_px == pytest.approx(-200)
 
 
-def test_a_crop_keeps_the_shape_and_the_centre_and_fills_the_input() -> None:
-    inputs, geometry = transform(resize="crop")(ramps(400, 120))
-    scale = HEIGHT / 120  # the shorter side becomes the input's
-    assert geometry.height_px == pytest.approx(120)
-    assert geometry.width_px == pytest.approx(WIDTH / scale)
-    assert geometry.left_px == pytest.approx((400 - WIDTH / scale) / 2)
-    assert geometry.top_px == 0
-    assert (inputs[2] == 1).all()
-    upright = transform(resize="crop")(ramps(100, 300))[1]
-    assert (upright.left_px, upright.width_px) == (0, 100)
-    assert upright.top_px == pytest.approx((300 - 60) / 2)
-    assert upright.height_px == pytest.approx(60)
-
-
 def test_a_crop_is_resizing_the_shorter_side_and_cropping_the_centre() -> None:
     photo = Image.fromarray(noise(96, 240))
     ours, _ = transform(resize="crop", interpolation="bilinear")(photo)
     resized = photo.resize((120, 48), Image.Resampling.BILINEAR).crop((20, 0, 100, 48))
     theirs = np.asarray(resized).transpose(2, 0, 1) / 255
     np.testing.assert_allclose(ours.numpy()[:, :, 2:-2], theirs[:, :, 2:-2], atol=1.01 / 255)
+    upright = transform(resize="crop")(ramps(100, 300))[1]
+    assert (upright.left_px, upright.width_px) == (0, 100)
+    assert (upright.top_px, upright.height_px) == pytest.approx((120, 60))
 
 
 def test_normalisation_is_torchvision_s() -> None:
@@ -450,49 +392,36 @@ def test_resizing_is_torchvision_s_with_antialiasing(interpolation: str) -> None
 ALL = Augmentation(flip=0.5, min_area=0.5, colour=0.4)
 
 
-def test_without_a_generator_nothing_is_random() -> None:
-    photo = Image.fromarray(noise(120, 70))
-    plain, geometry = transform()(photo)
-    for _ in range(3):
-        inputs, found = transform(augmentation=ALL)(photo)
-        assert torch.equal(inputs, plain)
-        assert found == geometry
-
-
 def test_a_view_depends_on_its_generator_alone() -> None:
     photo = Image.fromarray(noise(120, 70))
 
-    def view(seed: int, noise_seed: int) -> torch.Tensor:
-        random.seed(noise_seed)
-        np.random.seed(noise_seed)
-        torch.manual_seed(noise_seed)
-        return transform(augmentation=ALL)(photo, np.random.default_rng(seed))[0]
+    def view(seed: int | None, global_seed: int) -> torch.Tensor:
+        random.seed(global_seed)
+        np.random.seed(global_seed)
+        torch.manual_seed(global_seed)
+        before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
+        generator = None if seed is None else np.random.default_rng(seed)
+        inputs, _ = transform(augmentation=ALL)(photo, generator)
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]
+        assert torch.equal(torch.get_rng_state(), before[2])
+        return inputs
 
-    state = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng():
         assert torch.equal(view(7, 0), view(7, 1))
         assert not torch.equal(view(7, 0), view(8, 0))
-        before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state())
-        transform(augmentation=ALL)(photo, np.random.default_rng(3))
-        assert random.getstate() == before[0]
-        assert np.random.get_state()[1].tolist() == before[1]
-        assert torch.equal(torch.get_rng_state(), before[2])
-    finally:
-        torch.set_rng_state(state)
+        assert torch.equal(view(None, 0), transform()(photo)[0])
 
 
 def test_crops_keep_the_share_the_shape_and_stay_inside() -> None:
     photo = Image.new("RGB", (300, 200))
     crop = transform(augmentation=Augmentation(min_area=0.6), height_px=4, width_px=4)
-    shares = []
     generator = np.random.default_rng(0)
+    shares = []
     for _ in range(400):
         _, found = crop(photo, generator)
         assert not found.flipped
-        assert found.left_px >= 0
-        assert found.top_px >= 0
-        assert found.left_px + found.width_px <= 300 + 1e-9
-        assert found.top_px + found.height_px <= 200 + 1e-9
+        assert 0 <= found.left_px <= 300 - found.width_px + 1e-9
+        assert 0 <= found.top_px <= 200 - found.height_px + 1e-9
         assert found.width_px / found.height_px == pytest.approx(1.5)
         shares.append(found.width_px * found.height_px / 60_000)
     assert 0.6 <= min(shares) < 0.62
@@ -500,23 +429,17 @@ def test_crops_keep_the_share_the_shape_and_stay_inside() -> None:
     assert np.mean(shares) == pytest.approx(0.8, abs=0.02)
 
 
-def test_a_photo_is_mirrored_as_often_as_asked() -> None:
-    photo = Image.new("RGB", (8, 8))
-    for flip in (0.0, 0.25, 1.0):
-        mirror = transform(augmentation=Augmentation(flip=flip), height_px=4, width_px=4)
-        flips = [mirror(photo, np.random.default_rng(seed))[1].flipped for seed in range(400)]
-        assert np.mean(flips) == pytest.approx(flip, abs=0.07 if 0 < flip < 1 else 0)
-
-
-def test_colour_changes_stay_within_their_strength_and_leave_the_geometry() -> None:
+@pytest.mark.parametrize(("flip", "tolerance"), [(0.0, 0), (0.25, 0.07), (1.0, 0)])
+def test_mirroring_and_colours_change_as_often_and_as_much_as_asked(
+    flip: float, tolerance: float
+) -> None:
     grey = Image.new("RGB", (8, 8), (100, 100, 100))
-    levels = []
-    for seed in range(200):
-        jitter = transform(augmentation=Augmentation(colour=0.3), height_px=4, width_px=4)
-        inputs, geometry = jitter(grey, np.random.default_rng(seed))
-        assert (geometry.left_px, geometry.width_px, geometry.flipped) == (0, 8, False)
-        levels.append(float(inputs.mean()) * 255)
+    changes = transform(augmentation=Augmentation(flip, colour=0.3), height_px=4, width_px=4)
+    found = [changes(grey, np.random.default_rng(seed)) for seed in range(400)]
+    assert np.mean([view.flipped for _, view in found]) == pytest.approx(flip, abs=tolerance)
+    assert {(view.left_px, view.width_px) for _, view in found} == {(0, 8)}
     # Contrast and saturation change nothing on plain grey, so this is brightness alone.
+    levels = [float(inputs.mean()) * 255 for inputs, _ in found]
     assert 69 <= min(levels) < 74
     assert 126 < max(levels) <= 131
 
