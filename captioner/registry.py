@@ -109,7 +109,7 @@ TOKENIZERS = Registry(
     {
         "words": "captioner.data.tokenizer:WordTokenizer",
         "characters": "captioner.data.tokenizer:CharacterTokenizer",
-        "subwords": "captioner.data.subwords:SubwordTokenizer",
+        "subwords": "captioner.data.tokenizer:SubwordTokenizer",
     },
 )
 TASKS = Registry(

@@ -7,9 +7,11 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from captioner.errors import CheckpointError, needs_extra
 from captioner.registry import TOKENIZERS
 
 _MARK = "\u0301"  # replaces every combining mark before matching: `re` has no class for marks
@@ -24,6 +26,11 @@ _UNSPACED = (
 _ENDS_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*$")
 _RUN_OF_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*[{_UNSPACED}]")
 _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokenizer
+_SPACE = "\u2581"  # of subwords: stands for the space before a token, as in SentencePiece
+_UNKNOWN = "<unk>"  # the vocabulary's token of this name
+_SUBWORDS = 8000
+# Characters of a subword: without spaces to end them, they would become whole captions.
+_LONGEST, _LONGEST_UNSPACED = 16, 4
 
 
 class Tokenizer(ABC):
@@ -150,6 +157,76 @@ class CharacterTokenizer(WordTokenizer):
 
     def warning(self, texts: Iterable[str]) -> str | None:
         return None
+
+
+class SubwordTokenizer(WordTokenizer):
+    """Byte pair encoding (Sennrich et al., 2016) of the text's words, by the package `tokenizers`.
+
+    Frequent words and phrases of a script without spaces become one token, rare ones several, and
+    none is out of vocabulary. A token that begins a word starts with "▁".
+
+    Args:
+        model: The learned model in the JSON of `tokenizers`; None, before it is fitted, leaves
+            words whole.
+    """
+
+    name = "subwords"
+    is_learned = True
+
+    def __init__(self, model: str | None = None) -> None:
+        self.model = model
+
+    @cached_property
+    def _encoder(self) -> Any:
+        package = _import_tokenizers()
+        try:
+            return package.Tokenizer.from_str(self.model)
+        except Exception as error:  # noqa: BLE001  the package has no type of its own
+            raise CheckpointError(
+                f"the model's tokenizer is damaged ({error}); fetch the model again"
+            ) from None
+
+    def split(self, text: str) -> list[str]:
+        words = super().split(text)
+        if self.model is None or not words:
+            return [_SPACE + word for word in words]
+        tokens: list[str] = self._encoder.encode(" ".join(words)).tokens
+        return tokens
+
+    def join(self, tokens: Sequence[str]) -> str:
+        return "".join(tokens).replace(_SPACE, " ").strip()
+
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        starts = (place for place, token in enumerate(tokens) if token.startswith(_SPACE))
+        return sorted({0, *starts}) if tokens else []
+
+    def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
+        package = _import_tokenizers()
+        captions, words = list(captions), WordTokenizer()
+        encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
+        encoder.pre_tokenizer = package.pre_tokenizers.Metaspace(replacement=_SPACE)
+        trainer = package.trainers.BpeTrainer(
+            vocab_size=max_size or _SUBWORDS,
+            min_frequency=min_count,
+            max_token_length=_LONGEST_UNSPACED if words.warning(captions) else _LONGEST,
+            special_tokens=[_UNKNOWN],
+            show_progress=False,
+        )
+        texts = (" ".join(words.split(text)) for text in captions)
+        encoder.train_from_iterator(texts, trainer)
+        return SubwordTokenizer(encoder.to_str())
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+    def warning(self, texts: Iterable[str]) -> str | None:
+        return None
+
+
+def _import_tokenizers() -> Any:
+    with needs_extra("data.tokenizer: subwords", "subwords"):
+        import tokenizers
+    return tokenizers
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -15,39 +15,24 @@ CHINESE = ["一只狗在草地上跑。", "两个人坐在桌子旁", "一个红
 characters = CharacterTokenizer()
 
 
+TEXTS = [*CHINESE, "A man's T-shirt, red", "3 只狗 and 2 cats", "สุนัขวิ่ง", "ペンを持つ人", "개가 달린다",
+         "", "!?", "Café 3"]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_tokenizer_is_saved_and_comes_back_the_same(tmp_path: Path, name: str) -> None:
+def test_every_tokenizer_comes_back_from_its_file_and_splits_what_it_joined(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    assert type(load_tokenizer(file)) is WordTokenizer, "without a file"
     tokenizer: Tokenizer = TOKENIZERS[name]()
     assert tokenizer.name == name
-    tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer.save(file)
+    loaded = load_tokenizer(file)
     assert type(loaded) is type(tokenizer)
-    for text in (*CHINESE, "A man's t-shirt", "", "...", "Café 3"):
-        assert loaded.split(text) == tokenizer.split(text)
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        *CHINESE,
-        "A man's T-shirt, red",
-        "3 只狗 and 2 cats",
-        "สุนัขวิ่ง",
-        "ペンを持つ人",
-        "개가 달린다",
-        "",
-        "!?",
-    ],
-)
-def test_splitting_the_joined_tokens_gives_them_again(name: str, text: str) -> None:
-    tokenizer: Tokenizer = TOKENIZERS[name]()
-    tokens = tokenizer.split(text)
-    assert tokenizer.split(tokenizer.join(tokens)) == tokens
-
-
-def test_without_a_file_words_is_the_tokenizer(tmp_path: Path) -> None:
-    assert type(load_tokenizer(tmp_path / "tokenizer.json")) is WordTokenizer
+    for text in TEXTS:
+        tokens = tokenizer.split(text)
+        assert tokenizer.split(tokenizer.join(tokens)) == tokens == loaded.split(text)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +62,6 @@ def test_text_that_words_would_take_for_huge_words_is_noticed() -> None:
     assert WordTokenizer().warning(["a dog runs", "ein Hund läuft", "собака бежит"] * 9) is None
     assert WordTokenizer().warning([*["a sign that says something"] * 50, CHINESE[0]]) is None
     assert WordTokenizer().warning([]) is None
-
-
-def test_a_vocabulary_of_characters_reads_and_writes_sentences() -> None:
-    vocabulary = Vocabulary.build(CHINESE, characters, min_count=1)
-    assert "狗" in vocabulary
-    tokens = vocabulary.encode(characters.split(CHINESE[1]))
-    assert vocabulary.unknown not in tokens
-    assert characters.join(vocabulary.decode(tokens)) == CHINESE[1]
-
-
-def test_a_vocabulary_keeps_the_most_frequent_words() -> None:
-    captions = ["a a a b b b c c d", "a e"]
-    whole = Vocabulary.build(captions, min_count=1)
-    for size in (1, 3, 100):
-        kept = Vocabulary.build(captions, min_count=1, max_size=size)
-        assert kept.words == whole.words[:size]
-
-
-def test_a_vocabulary_is_extended_after_its_own_words() -> None:
-    first, second = Vocabulary(["dog", "a"], characters), Vocabulary(["cat", "a", "yak"])
-    both = first.extended(second)
-    assert both.words == ["dog", "a", "cat", "yak"]
-    assert both.tokenizer is characters
-    assert first.words == ["dog", "a"]
 
 
 # --- subwords --------------------------------------------------------------------------------------

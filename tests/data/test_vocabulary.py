@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import doctest
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from captioner.data import tokenizer
-from captioner.data.tokenizer import WordTokenizer
+from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 
 tokenize = WordTokenizer().split
@@ -39,6 +38,7 @@ def test_the_examples_of_the_docstrings_hold() -> None:
         ("cafe\u0301", ["café"]),  # the accent as a character of its own
         ("ﬁsh １２", ["fish", "12"]),  # a ligature and full-width digits
         ("собака бежит", ["собака", "бежит"]),
+        ("हिन्दी தமிழ்", ["हिन्दी", "தமிழ்"]),  # vowel signs are combining marks, but of the word
         ("<start> <end> <unk>", ["start", "end", "unk"]),
         ("dog\u200b \ufeffcat\x00", ["dog", "cat"]),
         ("1\ufe0f\u20e3 ❤\ufe0f \u0301 dog", ["1", "dog"]),  # emoji and a lone mark are no words
@@ -48,24 +48,13 @@ def test_captions_are_split_into_lower_case_words(caption: str, words: list[str]
     assert tokenize(caption) == words
 
 
-@pytest.mark.parametrize("word", ["हिन्दी", "தமிழ்"])
-def test_a_word_of_a_script_with_vowel_signs_stays_one_word(word: str) -> None:
-    # A vowel sign is a combining mark, no letter, but it is part of its word.
-    assert tokenize(word) == [word]
-
-
-def test_words_are_ordered_by_falling_count_and_then_by_the_alphabet() -> None:
+def test_words_are_ordered_by_falling_count_then_by_the_alphabet_and_rare_ones_left_out() -> None:
     captions = ["b a c", "b c d", "b e e E"]
-    vocabulary = Vocabulary.build(captions, min_count=1)
-    counts = Counter("b a c b c d b e e e".split())
-    assert vocabulary.tokens[4:] == sorted(counts, key=lambda word: (-counts[word], word))
-    assert vocabulary.tokens[4:6] == ["b", "e"]
-
-
-def test_only_words_that_occur_often_enough_are_kept() -> None:
-    captions = ["dog dog dog cat cat bird"]
-    kept = {count: Vocabulary.build(captions, min_count=count).tokens[4:] for count in (1, 2, 3, 4)}
-    assert kept == {1: ["dog", "cat", "bird"], 2: ["dog", "cat"], 3: ["dog"], 4: []}
+    ordered = {count: Vocabulary.build(captions, min_count=count).words for count in (1, 2, 3, 4)}
+    assert ordered == {1: ["b", "e", "c", "a", "d"], 2: ["b", "e", "c"], 3: ["b", "e"], 4: []}
+    for size in (1, 3, 100):
+        kept = Vocabulary.build(captions, min_count=1, max_size=size)
+        assert kept.words == ordered[1][:size]
 
 
 def test_the_special_tokens_have_the_indices_that_the_search_counts_on() -> None:
@@ -77,18 +66,21 @@ def test_the_special_tokens_have_the_indices_that_the_search_counts_on() -> None
     assert vocabulary.tokens[:4] == ["<pad>", "<start>", "<end>", "<unk>"]
 
 
-def test_known_words_come_back_and_others_become_unknown() -> None:
+def test_words_are_encoded_and_decoded_up_to_the_end() -> None:
     vocabulary = Vocabulary(["a", "dog"])
     assert vocabulary.encode(["a", "dog", "flies", "<end>x"]) == [4, 5, 3, 3]
-    assert vocabulary.decode([4, 5]) == ["a", "dog"]
-
-
-def test_decoding_stops_at_the_end_and_skips_padding_and_start() -> None:
-    vocabulary = Vocabulary(["a", "dog"])
     assert vocabulary.decode([1, 4, 0, 5, 2, 4]) == ["a", "dog"]
     assert vocabulary.decode([2, 4]) == []
-    assert vocabulary.decode([]) == []
     assert vocabulary.decode([4, 3]) == ["a", "<unk>"]
+
+
+def test_a_vocabulary_is_extended_after_its_own_words() -> None:
+    characters = CharacterTokenizer()
+    first, second = Vocabulary(["dog", "a"], characters), Vocabulary(["cat", "a", "yak"])
+    both = first.extended(second)
+    assert both.words == ["dog", "a", "cat", "yak"]
+    assert both.tokenizer is characters
+    assert first.words == ["dog", "a"]
 
 
 @pytest.mark.parametrize("words", [["dog", "dog"], ["dog", "<end>"]])

@@ -20,14 +20,13 @@ MAIN = os.getpid()
 
 
 class Squares(Dataset[torch.Tensor]):
-    """Squares of the keys; in a worker, `harm` is called first where the file is missing or absent."""
+    """Squares of the keys; in a worker, `harm` is called before that of 5."""
 
-    def __init__(self, place: Path, harm: Callable[[], None], *, once: bool = True) -> None:
-        self.place, self.harm, self.once = place, harm, once
+    def __init__(self, harm: Callable[[], None]) -> None:
+        self.harm = harm
 
     def __getitem__(self, key: int) -> torch.Tensor:
-        if key == 5 and os.getpid() != MAIN and not (self.once and self.place.exists()):
-            self.place.touch()
+        if key == 5 and os.getpid() != MAIN:
             self.harm()
         return torch.tensor(key * key)
 
@@ -36,19 +35,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.fixture
-def others() -> set[object]:
-    """Processes that tests before have left."""
-    return set(multiprocessing.active_children())
-
-
-def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
-    tmp_path: Path,
-    others: set[object],
-) -> None:
+def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left() -> None:
+    others = set(multiprocessing.active_children())  # that tests before have left
     found: list[int] = []
     with pytest.raises(DataError, match=r"data\.workers") as caught:
-        found.extend(int(i) for i in load_items(Squares(tmp_path / "x", die), range(20), workers=2))
+        found.extend(int(i) for i in load_items(Squares(die), range(20), workers=2))
     assert found == [n * n for n in range(len(found))]
     assert "\n" not in str(caught.value)
     assert not set(multiprocessing.active_children()) - others
@@ -58,17 +49,10 @@ def refuse() -> None:
     raise DataError("a: b cannot be read; mend it")
 
 
-def test_what_a_worker_refuses_is_its_sentence_alone(tmp_path: Path) -> None:
+def test_what_a_worker_refuses_is_its_sentence_alone() -> None:
     with pytest.raises(DataError) as caught:
-        list(load_items(Squares(tmp_path / "harmed", refuse), [5], workers=1))
+        list(load_items(Squares(refuse), [5], workers=1))
     assert str(caught.value) == "a: b cannot be read; mend it"
-
-
-class SlowStart(Dataset[int]):
-    """Takes a while to arrive in a worker, as large data does."""
-
-    def __getitem__(self, key: int) -> int:
-        return key
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -92,7 +76,7 @@ def test_a_signal_while_workers_start_comes_once_they_have(
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", slow_start)
     before = signal.signal(number, interrupted)
     try:
-        items = load_items(SlowStart(), range(20), workers=2)
+        items = load_items(Squares(die), range(5), workers=2)
         with pytest.raises(KeyboardInterrupt):
             next(items)
         assert len(started) == 2, "the second worker was not started"

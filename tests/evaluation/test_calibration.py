@@ -13,7 +13,7 @@ import torch
 
 from captioner import Captioner
 from captioner.data.captioned import CaptionedImage
-from captioner.data.subwords import SubwordTokenizer
+from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.evaluation.calibration import (

@@ -12,7 +12,7 @@ import tiny
 
 from captioner.captioner import Captioner
 from captioner.data.captioned import CaptionedImage
-from captioner.data.subwords import SubwordTokenizer
+from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
 from captioner.evaluation.evaluate import AttentionSettings, measure_attention
