@@ -72,7 +72,7 @@ def run_command(command: Callable[[], int]) -> int:
     except CaptionerError as error:
         for line in traceback.format_exception(error):
             logger.debug(line.rstrip())
-        message = _sentence(str(error))
+        message = str(error)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in OF_TRAINING:
@@ -82,7 +82,7 @@ def run_command(command: Callable[[], int]) -> int:
         if type(error).__name__ != "OutOfMemoryError":  # importing torch's takes seconds
             raise
         message = (
-            f"{_sentence(error_summary(error, part='line'))} Make batches smaller (in training "
+            f"{error_summary(error, part='line')} Make batches smaller (in training "
             "data.batch_size, with optim.accumulate for the same effect), or use --device cpu"
         )
     except KeyboardInterrupt:
@@ -91,18 +91,14 @@ def run_command(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
-    print(f"error: {message}", file=sys.stderr)
+    message = re.sub(r"\s*\n\s*", " ", message)  # one line
+    print(f"error: {printable(message)}", file=sys.stderr)
     return 2
 
 
 def end_at_next_interrupt() -> None:
     """Let a second Ctrl-C, while threads and files are closed, end the process without a word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _sentence(message: str) -> str:
-    """Return a message on one line."""
-    return printable(re.sub(r"\s*\n\s*", " ", message))
 
 
 def show(line: str) -> None:

@@ -42,15 +42,14 @@ _Photo: TypeAlias = Path | str  # a file; an address or standard input
 _Models: TypeAlias = "list[tuple[str, Captioner]]"  # by name
 _Found: TypeAlias = "list[tuple[str, list[Caption]]]"  # captions by the models' names, best first
 
-# Options that change neither a caption nor a picture, so that --resume may be given others.
-_NOT_SETTINGS = frozenset(
-    "photos output model checkpoint compare device engine json quiet verbose resume recursive "
-    "write min_confidence overwrite prefix suffix xmp_merge xmp_name site_root "
-    "allow_urls".split()
-)
 _SEARCH = "beam_size max_words min_words length_penalty num_captions temperature top_p seed".split()
+# Options that change a caption or a picture, so that --resume needs the same.
+_SETTINGS = (
+    "beam_size precision save words cells style colour_map opacity threshold layer head at_test "
+    "paths max_words length_penalty".split()
+)
 # Options that came later. They count where they are given, so that older folders can be resumed.
-_LATER_SETTINGS = frozenset("num_captions min_words sample temperature top_p seed".split())
+_LATER_SETTINGS = "num_captions min_words sample temperature top_p seed".split()
 # Options that need one of these kinds of --write.
 _OF_WRITE = {
     "site_root": ("html",),
@@ -215,6 +214,7 @@ class _CaptionRun:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
+        self.model_names = arguments.compare or [parsing.chosen_model(arguments)]
         self.failures = 0
         self.done = 0
         self.texts: TextWriter | None = None
@@ -289,7 +289,7 @@ class _CaptionRun:
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
-        models = [(str(name), load_captioner(name, arguments)) for name in self._model_names()]
+        models = [(str(name), load_captioner(name, arguments)) for name in self.model_names]
         check_attention_options(arguments, [captioner for _, captioner in models])
         for name, captioner in models:
             if arguments.min_confidence is not None and captioner.calibrator is None:
@@ -298,9 +298,6 @@ class _CaptionRun:
                     "no confidence; make one with captioner calibrate"
                 )
         return models
-
-    def _model_names(self) -> list[str | Path]:
-        return self.arguments.compare or [parsing.chosen_model(self.arguments)]
 
     def _names_and_records(
         self, photos: list[_Photo]
@@ -312,12 +309,10 @@ class _CaptionRun:
         from captioner.checkpoint import model_folder
         from captioner.visualization.files import output_names
 
-        folders = [model_folder(name) for name in self._model_names()]
-        options = {
-            key: value
-            for key, value in vars(arguments).items()
-            if key not in _NOT_SETTINGS and (key not in _LATER_SETTINGS or value)
-        }
+        folders = [model_folder(name) for name in self.model_names]
+        given = vars(arguments)
+        options = {key: given[key] for key in _SETTINGS}
+        options |= {key: given[key] for key in _LATER_SETTINGS if given[key]}
         # Only where they matter, so that other folders that earlier versions began go on.
         if arguments.compare:
             options["compare"] = True

@@ -100,7 +100,13 @@ def _run(arguments: argparse.Namespace) -> int:
             problems.append(f"{kind}: {len(things)}, namely {listed(things, NAMED)}")
     problems += _language(splits, tokenizer, arguments.root)
     for name, figures in statistics.items():
-        show(f"{name}: " + _summary(figures))
+        fewest, most = figures["captions_a_photo"]
+        shortest, median, longest = figures["words_a_caption"]
+        show(
+            f"{name}: {figures['photos']} photos, {figures['captions']} captions ({fewest} to "
+            f"{most} a photo), {shortest} to {longest} words (median {median}), {figures['words']} "
+            f"different words ({figures['rare_words']} of them fewer than 5 times)"
+        )
     for sentence in problems:
         show(printable(f"mend: {sentence}"))
     if not problems:
@@ -134,17 +140,6 @@ def _read_splits(
         except DataError as error:  # such as train2017, where only val2017 was downloaded
             absent.append(f"{name}: {error}")
     return splits, absent
-
-
-def _summary(figures: dict[str, Any]) -> str:
-    """Return the statistics of a split as one sentence."""
-    fewest, most = figures["captions_a_photo"]
-    shortest, median, longest = figures["words_a_caption"]
-    return (
-        f"{figures['photos']} photos, {figures['captions']} captions ({fewest} to {most} a photo), "
-        f"{shortest} to {longest} words (median {median}), {figures['words']} different words "
-        f"({figures['rare_words']} of them fewer than 5 times)"
-    )
 
 
 def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:

@@ -25,14 +25,9 @@ def table(tmp_path: Path) -> Path:
 
 
 def evaluate(commands: Runs, model: Path, table: Path, *options: object) -> ProgramResult:
-    return commands.run(
-        "captioner",
-        "evaluate",
-        *("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu"),
-        *options,
-        # Without Java, which takes seconds: BLEU and the others are computed in Python.
-        PATH="/nowhere",
-    )
+    given = ("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu")
+    # Without Java, which takes seconds: BLEU and the others are computed in Python.
+    return commands.run("captioner", "evaluate", *given, *options, PATH="/nowhere")
 
 
 def results(path: Path) -> dict[str, Any]:
@@ -183,19 +178,10 @@ def coco(root: Path, *, references: int) -> Path:
     return root
 
 
-def of_coco(commands: Runs, model: Path, root: Path, *options: object) -> ProgramResult:
-    return commands.run(
-        "captioner",
-        "evaluate",
-        *("--format", "coco", "--root", root, "--split", "val2017"),
-        *("--checkpoint", model, "--device", "cpu", *options),
-        PATH="/nowhere",
-    )
-
-
-def results_of_coco(commands: Runs, root: Path, file: Path, *options: object) -> ProgramResult:
-    command = ["captioner", "evaluate", "--format", "coco", "--root", root, "--split", "val2017"]
-    return commands.run(*command, "--results", file, *options, PATH="/nowhere")
+def of_coco(commands: Runs, root: Path, *options: object) -> ProgramResult:
+    """Evaluate a model (`--checkpoint`) or a file (`--results`) on val2017."""
+    given = ("--format", "coco", "--root", root, "--split", "val2017", "--device", "cpu")
+    return commands.run("captioner", "evaluate", *given, *options, PATH="/nowhere")
 
 
 def test_captions_of_another_model_are_scored_without_their_photos(
@@ -203,7 +189,7 @@ def test_captions_of_another_model_are_scored_without_their_photos(
 ) -> None:
     root, written = coco(tmp_path / "coco", references=6), tmp_path / "written.json"
     captions, output = tmp_path / "captions.json", tmp_path / "results.json"
-    assert of_coco(commands, tiny_model, root, "--output", written).code == 0
+    assert of_coco(commands, root, "--checkpoint", tiny_model, "--output", written).code == 0
     shutil.rmtree(root / "val2017")
     expected = results(written)
     captions.write_text(json.dumps(expected["captions"]))
@@ -213,7 +199,7 @@ def test_captions_of_another_model_are_scored_without_their_photos(
     table = tmp_path / "captions.csv"
     table.write_text("image,caption\n" + "".join(f"a/{k}.png,{t}\n" for k, t in texts.items()))
     for file in (captions, written, named, table):
-        outcome = results_of_coco(commands, root, file, "--output", output)
+        outcome = of_coco(commands, root, "--results", file, "--output", output)
         assert outcome.code == 0, outcome
         found = results(output)
         for part in ("metrics", "captions", "intervals", "images", "statistics"):
@@ -227,7 +213,7 @@ def test_captions_of_some_photos_are_scored_and_the_rest_is_counted(
     root, file = coco(tmp_path / "coco", references=4), tmp_path / "r.json"
     rows = [{"image_id": n, "caption": "a man"} for n in (1, 2, 77)] + [{"image_id": 3}]
     file.write_text(json.dumps(rows))
-    outcome = results_of_coco(commands, root, file)
+    outcome = of_coco(commands, root, "--results", file)
     assert outcome.code == 0, outcome
     assert "2 of 4 photos have no caption there, the first is 000000000003.jpg" in outcome.stderr
     assert "1 of 3 captions are of other photos" in outcome.stderr
@@ -248,7 +234,7 @@ def test_a_file_without_captions_of_these_photos_is_one_sentence(
 ) -> None:
     root, file = coco(tmp_path / "coco", references=4), tmp_path / "r.json"
     file.write_text(content)
-    assert fact in results_of_coco(commands, root, file).sentence()
+    assert fact in of_coco(commands, root, "--results", file).sentence()
 
 
 def test_cider_of_one_photo_is_not_defined(
@@ -297,11 +283,10 @@ def test_objects_are_those_of_the_photos_of_that_name(
     names = ["COCO_val2014_000000000003.jpg", "000000000005.jpg", "000000000099.jpg"]
     outcome = of_coco(
         commands,
-        tiny_model,
         root,
-        *("--output", output),
+        *("--checkpoint", tiny_model, "--output", output),
         *("--objects", instances(tmp_path / "instances.json", *names[:1])),
-        *(instances(tmp_path / "others.json", *names[1:]),),
+        instances(tmp_path / "others.json", *names[1:]),
     )
     assert outcome.code == 0, outcome.stderr
     assert "grounding is measured on 2 of the 6 photos" in outcome.stderr

@@ -38,9 +38,7 @@ def test_only_missing_texts_of_a_page_are_filled_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alt", ["alt", "alt=", "ALT = ", "alt=''"])
 def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(f"<img src=a.jpg {alt}>")
-    page = Page(file)
+    page = page_of(tmp_path, f"<img src=a.jpg {alt}>")
     assert page.filled({tmp_path / "a.jpg": "A dog"}) == b'<img alt="A dog" src=a.jpg>'
 
 
@@ -57,9 +55,7 @@ def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
 def test_decoration_and_labelled_images_are_left_alone(
     tmp_path: Path, attribute: str, is_filled: bool
 ) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(f"<img {attribute} src=a.jpg>")
-    assert bool(Page(file).images) == is_filled
+    assert bool(page_of(tmp_path, f"<img {attribute} src=a.jpg>").images) == is_filled
 
 
 @pytest.mark.parametrize("charset", ["undefined", "none-such"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 import threading
 import time
@@ -19,7 +18,6 @@ from serving_tools import BASE
 from starlette.testclient import TestClient
 
 from captioner import Captioner
-from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.serving import service
 from captioner.serving.app import PAGE, create_app
@@ -507,22 +505,3 @@ def test_unforeseen_error_is_500_without_details(
         assert "secret" not in problem(answer, 500)
         hard = client.post("/v1/captions?model=tiny_hard", content=photo, headers=JPEG)
         assert hard.status_code == 200, "it goes on"
-
-
-def test_python_rest_and_command_line_give_one_caption(
-    client: TestClient, tiny_model: Path, commands: Any, drawn_photos: Path
-) -> None:
-    photos = [drawn_photos / f"{number:02d}.jpg" for number in range(6)]
-    options = ["--checkpoint", tiny_model, "--device", "cpu", "--json", "--beam-size", 2]
-    outcome = commands.run("captioner", "caption", *photos, *options)
-    lines = [json.loads(line) for line in outcome.stdout.splitlines()]
-    python = Captioner.from_pretrained(tiny_model, device="cpu")
-    for photo, line in zip(photos, lines, strict=True):
-        with photo.open("rb") as file:
-            answer = client.post("/v1/captions?beam_size=2", content=file.read(), headers=JPEG)
-        texts = {
-            line["caption"],
-            answer.json()["captions"][0]["caption"],
-            python.caption(open_image(photo), beam_size=2).text,
-        }
-        assert len(texts) == 1, texts

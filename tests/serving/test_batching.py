@@ -6,25 +6,31 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 
 from captioner.serving.batching import Batcher
 
 
+def answers(work: Any, items: Sequence[Any], key: Any = lambda item: "k", **options: Any) -> Any:
+    """What each item gets, or its error, when all are submitted at once."""
+
+    async def run() -> list[Any]:
+        batcher = Batcher(**options)
+        submitted = (batcher.submit(key(item), work, item) for item in items)
+        found = await asyncio.gather(*submitted, return_exceptions=True)
+        batcher.close()
+        return found
+
+    return asyncio.run(run())
+
+
 def test_items_that_come_together_go_together_and_each_caller_gets_its_own() -> None:
     sizes: list[int] = []
-
-    def double(items: Sequence[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    async def run() -> list[int]:
-        batcher = Batcher(max_batch=16, wait_s=0.05, observe=sizes.append)
-        answers = await asyncio.gather(*(batcher.submit("k", double, n) for n in range(40)))
-        batcher.close()
-        return answers
-
-    assert asyncio.run(run()) == [2 * n for n in range(40)]
+    options = {"max_batch": 16, "wait_s": 0.05, "observe": sizes.append}
+    found = answers(lambda items: [2 * item for item in items], range(40), **options)
+    assert found == [2 * n for n in range(40)]
     assert sizes == [16, 16, 8]
 
 
@@ -62,30 +68,14 @@ def test_keys_are_never_mixed_and_passes_never_overlap() -> None:
         running.release()
         return [item.upper() for item in items]
 
-    async def run() -> list[str]:
-        batcher = Batcher(max_batch=4, wait_s=0.01)
-        items = [f"{'ab'[n % 2]}{n}" for n in range(20)]
-        answers = await asyncio.gather(*(batcher.submit(i[0], work, i) for i in items))
-        batcher.close()
-        return answers
-
-    assert asyncio.run(run()) == [f"{'AB'[n % 2]}{n}" for n in range(20)]
+    items = [f"{'ab'[n % 2]}{n}" for n in range(20)]
+    found = answers(work, items, key=lambda item: item[0], max_batch=4)
+    assert found == [item.upper() for item in items]
     assert all(len(keys) == 1 for keys in passes)
 
 
 def test_an_item_that_fails_fails_alone() -> None:
-    def inverse(items: Sequence[int]) -> list[float]:
-        return [1 / item for item in items]
-
-    async def run() -> list[float | BaseException]:
-        batcher = Batcher(wait_s=0.02)
-        answers = await asyncio.gather(
-            *(batcher.submit("k", inverse, n) for n in (1, 0, 2)), return_exceptions=True
-        )
-        batcher.close()
-        return answers
-
-    one, failed, two = asyncio.run(run())
+    one, failed, two = answers(lambda items: [1 / n for n in items], (1, 0, 2), wait_s=0.02)
     assert (one, two) == (1, 0.5)
     assert isinstance(failed, ZeroDivisionError)
 
