@@ -72,8 +72,14 @@ class TextWriter:
         # The alternative text of each photo (empty where it is withheld) and its confidence.
         self._rows: dict[Path | str, tuple[str, float | None]] = {}
         self._kept: list[Path] = []  # files that have a text already
-        if "csv" in arguments.write:
-            check_table(arguments.output / TABLE)
+        if "csv" in arguments.write and (file := arguments.output / TABLE).is_file():
+            with file.open("rb") as content:
+                heading = content.readline()
+            if heading.rstrip() != ",".join(_COLUMNS).encode():
+                raise CaptionerError(
+                    f"{file} is no table of captioner, so it is left as it is; choose another "
+                    "--output"
+                )
 
     def images_of(self, file: Path, known: Collection[Path | str]) -> list[Path]:
         """Return the images of a page that lack a text, except those that are known already."""
@@ -182,19 +188,3 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
 
 def _no_formula(cell: str, before: str) -> str:
     return before + cell if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
-
-
-def check_table(file: Path) -> None:
-    """Check that the table of an earlier run, or nothing, would be replaced.
-
-    Raises:
-        CaptionerError: The file has another heading than `table` writes.
-    """
-    if not file.is_file():
-        return
-    with file.open("rb") as content:
-        heading = content.readline()
-    if heading.rstrip() != ",".join(_COLUMNS).encode():
-        raise CaptionerError(
-            f"{file} is no table of captioner, so it is left as it is; choose another --output"
-        )

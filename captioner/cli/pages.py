@@ -108,10 +108,6 @@ class _TagReader(HTMLParser):
         elif tag == "img":
             self._add_image(values)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("img", "source"):
-            self.handle_starttag(tag, attrs)
-
     def handle_endtag(self, tag: str) -> None:
         if tag == "picture":
             self._picture = []

@@ -19,7 +19,7 @@ from captioner.runtime.parallel import shared_cores
 from captioner.serving import schemas
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem
-from captioner.serving.requests import PhotoRequest, PhotoRequestReader, describe_request
+from captioner.serving.requests import PhotoRequest, describe_request, photo_request_reader
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
 from captioner.serving.service import Limits, Service
 from captioner.visualization import viewer_script
@@ -132,7 +132,7 @@ def _photo_routes(service: Service) -> APIRouter:
         content: dict[str, Any],
         **description: Any,
     ) -> None:
-        reader = PhotoRequestReader(options, limits.max_bytes, limits.deadline_s)
+        reader = photo_request_reader(options, limits.max_bytes, limits.deadline_s)
 
         async def route(request: Annotated[PhotoRequest[Any], Depends(reader)]) -> Response:
             found = await answer(request)

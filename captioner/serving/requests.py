@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -51,8 +51,10 @@ class PhotoRequest(Generic[Options]):
     several: bool
 
 
-class PhotoRequestReader(Generic[Options]):
-    """A dependency that reads a request.
+def photo_request_reader(
+    kind: type[Options], max_bytes: int, deadline_s: float
+) -> Callable[[Request], Awaitable[PhotoRequest[Options]]]:
+    """Return a dependency that reads a request.
 
     Args:
         kind: Model of the options.
@@ -60,68 +62,68 @@ class PhotoRequestReader(Generic[Options]):
         deadline_s: Seconds for the body to arrive.
     """
 
-    def __init__(self, kind: type[Options], max_bytes: int, deadline_s: float) -> None:
-        self.kind, self.max_bytes, self.deadline_s = kind, max_bytes, deadline_s
-
-    async def __call__(self, request: Request) -> PhotoRequest[Options]:
+    async def read(request: Request) -> PhotoRequest[Options]:
         try:
-            with anyio.fail_after(self.deadline_s):
-                return await self._read(request)
+            with anyio.fail_after(deadline_s):
+                return await _read(request, kind, max_bytes)
         except TimeoutError:
-            detail = f"the photo did not arrive within {self.deadline_s:g} s"
+            detail = f"the photo did not arrive within {deadline_s:g} s"
             raise Problem(408, detail, headers={"Connection": "close"}) from None
 
-    async def _read(self, request: Request) -> PhotoRequest[Options]:
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        body = self._limited(request)
-        several = False
-        fields: list[tuple[str, Any]] = []
-        if media_type == MULTIPART:
-            photos, fields = await _read_form(request, body)
-        elif media_type == JSON:
-            photos, fields, several = _read_json(b"".join([chunk async for chunk in body]))
-        elif media_type == BYTES or media_type.startswith("image/"):
-            photos = [Photo("photo", b"".join([chunk async for chunk in body]))]
-        else:
-            raise Problem(
-                415,
-                f"send photos as {MULTIPART} or {JSON} with the field {IMAGE}, or the bytes of one "
-                f"as image/* or {BYTES}",
-            )
-        if not photos or not all(photo.source for photo in photos):
-            raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
-        if len(photos) > MAX_PHOTOS:
-            raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
-        options = self._validated([*request.query_params.multi_items(), *fields])
-        return PhotoRequest(photos, options, several or len(photos) > 1)
+    return read
 
-    async def _limited(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the body; refuse one that is too large."""
-        left = self.max_bytes
-        async for chunk in request.stream():
-            left -= len(chunk)
-            if left < 0:
-                detail = f"the body is over the limit of {self.max_bytes / 10**6:g} MB; send less"
-                raise Problem(413, detail, headers={"Connection": "close"})
-            yield chunk
 
-    def _validated(self, given: list[tuple[str, Any]]) -> Options:
-        for name, count in Counter(name for name, _ in given).items():
-            if count > 1:
-                raise option_problem(name, "is given twice")
-        try:
-            return self.kind.model_validate(dict(given))
-        except ValidationError as error:
-            errors = [self._error(each["loc"], each["msg"]) for each in error.errors()]
-            first = errors[0]
-            detail = f"{first['name']}: {first['detail']}" if first["name"] else first["detail"]
-            raise Problem(422, detail, errors=errors) from None
+async def _read(request: Request, kind: type[Options], max_bytes: int) -> PhotoRequest[Options]:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = _limited(request, max_bytes)
+    several = False
+    fields: list[tuple[str, Any]] = []
+    if media_type == MULTIPART:
+        photos, fields = await _read_form(request, body)
+    elif media_type == JSON:
+        photos, fields, several = _read_json(b"".join([chunk async for chunk in body]))
+    elif media_type == BYTES or media_type.startswith("image/"):
+        photos = [Photo("photo", b"".join([chunk async for chunk in body]))]
+    else:
+        raise Problem(
+            415,
+            f"send photos as {MULTIPART} or {JSON} with the field {IMAGE}, or the bytes of one "
+            f"as image/* or {BYTES}",
+        )
+    if not photos or not all(photo.source for photo in photos):
+        raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
+    if len(photos) > MAX_PHOTOS:
+        raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
+    options = _validated(kind, [*request.query_params.multi_items(), *fields])
+    return PhotoRequest(photos, options, several or len(photos) > 1)
 
-    def _error(self, location: tuple[int | str, ...], message: str) -> dict[str, str]:
-        if message.startswith("Extra inputs"):
-            message = f"there is no such option; there are {', '.join(self.kind.model_fields)}"
-        detail = message.removeprefix("Value error, ")
-        return {"name": ".".join(map(str, location)), "detail": detail}
+
+async def _limited(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the body; refuse one that is too large."""
+    left = max_bytes
+    async for chunk in request.stream():
+        left -= len(chunk)
+        if left < 0:
+            detail = f"the body is over the limit of {max_bytes / 10**6:g} MB; send less"
+            raise Problem(413, detail, headers={"Connection": "close"})
+        yield chunk
+
+
+def _validated(kind: type[Options], given: list[tuple[str, Any]]) -> Options:
+    for name, count in Counter(name for name, _ in given).items():
+        if count > 1:
+            raise option_problem(name, "is given twice")
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        errors = []
+        for each in error.errors():
+            detail = each["msg"].removeprefix("Value error, ")
+            if detail.startswith("Extra inputs"):
+                detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
+            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
+        first = ": ".join(filter(None, errors[0].values()))
+        raise Problem(422, first, errors=errors) from None
 
 
 async def _read_form(
@@ -180,7 +182,7 @@ def _read_json(body: bytes) -> tuple[list[Photo], list[tuple[str, Any]], bool]:
 
 
 def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI parameters and body of what PhotoRequestReader reads."""
+    """Return the OpenAPI parameters and body of what photo_request_reader reads."""
     parameters = [
         {"name": name, "in": "query", "schema": schema, "description": schema["description"]}
         | ({"example": example[name]} if name in example else {})
