@@ -13,9 +13,7 @@ import numpy as np
 
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
-from captioner.data.captioned import CaptionedImage
 from captioner.data.inputs import ImageInput, as_list, drawable, network_input
-from captioner.data.layouts import read_split
 from captioner.data.transforms import image_transform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
@@ -32,6 +30,7 @@ from captioner.visualization import Caption
 if TYPE_CHECKING:
     import torch
 
+    from captioner.data.captioned import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 
@@ -369,6 +368,8 @@ class Captioner:
 
         if not isinstance(data, (str, Path)):
             return evaluate(self, data, **settings)
+        from captioner.data.layouts import read_split
+
         found = read_split(format=format, root=data, split=split)
         for sentence in found.left_out(split):
             logger.warning(sentence)

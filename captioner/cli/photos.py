@@ -98,7 +98,6 @@ def open_photo(photo: Path | str) -> Image.Image:
     Raises:
         ImageError: There is no photo that can be read.
     """
-    from captioner.data.download import fetch_image
     from captioner.data.transforms import open_image
 
     if photo == STANDARD_INPUT:
@@ -109,6 +108,8 @@ def open_photo(photo: Path | str) -> Image.Image:
             raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
         return open_image(content)
     if isinstance(photo, str):
+        from captioner.data.download import fetch_image
+
         # The user chose the address, so it may be one of the user's own network.
         content = fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
         return open_image(content)
@@ -122,14 +123,15 @@ def is_page(name: str) -> bool:
 
 def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
     """Return why an argument cannot be a photo by its name; None if it may be one."""
-    from captioner.data.download import is_url
+    if "://" in name and not os.path.exists(name):
+        from captioner.data.download import is_url
 
-    if is_url(name):
+        if not is_url(name):
+            remedy = "captioner batch reads those of fsspec, such as s3://"
+            return f"is an address that is not fetched; {remedy}"
         remedy = "(or: curl -L ADDRESS | captioner caption -)"
         refusal = f"is an address, from which nothing is fetched without --allow-urls {remedy}"
         return None if allow_urls else refusal
-    if "://" in name and not os.path.exists(name):
-        return "is an address that is not fetched; captioner batch reads those of fsspec, such as s3://"
     if is_page(name):
         refusal = "is a page; to fill in the texts of its images add --write html"
         return None if allow_pages else refusal
