@@ -94,14 +94,14 @@ DECODERS = Registry(
 DATA_FORMATS = Registry(
     "data.format",
     {
-        "flickr8k": "captioner.data.formats.flickr:Flickr8k",
-        "flickr30k": "captioner.data.formats.flickr:Flickr30k",
-        "karpathy": "captioner.data.formats.karpathy:Karpathy",
-        "coco": "captioner.data.formats.coco:Coco",
-        "imagefolder": "captioner.data.formats.table:ImageFolder",
-        "table": "captioner.data.formats.table:Table",
-        "sidecars": "captioner.data.formats.sidecars:Sidecars",
-        "webdataset": "captioner.data.formats.webdataset:WebDataset",
+        "flickr8k": "captioner.data.formats.flickr:flickr8k",
+        "flickr30k": "captioner.data.formats.flickr:flickr30k",
+        "karpathy": "captioner.data.formats.karpathy:karpathy",
+        "coco": "captioner.data.formats.coco:coco",
+        "imagefolder": "captioner.data.formats.table:imagefolder",
+        "table": "captioner.data.formats.table:table",
+        "sidecars": "captioner.data.formats.sidecars:sidecars",
+        "webdataset": "captioner.data.formats.webdataset:webdataset",
     },
 )
 TOKENIZERS = Registry(

@@ -1,18 +1,18 @@
 """Data sets on disk: which layout they have, and their splits.
 
-`captioner.registry.DATA_FORMATS` lists the layouts, classes with the methods of `Layout`.
+`captioner.registry.DATA_FORMATS` lists the layouts, functions in `captioner.data.formats`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from captioner.data.caption_checks import Markers, is_caption
 from captioner.data.captioned import CaptionedImage, Split
@@ -69,21 +69,17 @@ class Annotations:
     problems: Sequence[str] = ()
 
 
-class Layout(Protocol):
-    """A way in which data sets lie on disk."""
+@dataclass(frozen=True)
+class Recognised:
+    """A data set whose layout is known.
 
-    def recognise(self, data: DataFiles) -> str | None:
-        """Return what lies there in words, with its files, or None if it is another layout.
+    Args:
+        title: What lies there in words, with its files: "Kaggle's Flickr8k: captions.txt".
+        read: Returns what the files say; its DataError names the file and the line or entry.
+    """
 
-        Example: "Kaggle's Flickr8k: captions.txt".
-        """
-
-    def read(self, data: DataFiles) -> Annotations:
-        """Return what the files say.
-
-        Raises:
-            DataError: One sentence that names the file and the line or entry.
-        """
+    title: str
+    read: Callable[[], Annotations]
 
 
 @dataclass(frozen=True)
@@ -172,12 +168,11 @@ class CaptionedData:
         self.data = data
         self.val_share = val_share
         self.divides_train = divides_train
-        self.format, self.title = _recognised(data)
+        self.format, self._recognised = _recognised(data)
 
     @cached_property
     def _annotations(self) -> Annotations:
-        layout: Layout = DATA_FORMATS[self.format]()
-        annotations = layout.read(self.data)
+        annotations = self._recognised.read()
         if not annotations.images:
             raise DataError(f"{self.data.root} is empty: its files name no image")
         return annotations
@@ -256,7 +251,7 @@ class CaptionedData:
         if self.val_share and (not names or (names == "train" and self.divides_train)):
             share = f"{self.val_share:.0%}"
             splits += f" ({share} are held out for validation, by a hash of their names)"
-        return f"{self.data.root}: {self.title}, {on_disk:,} photos{found}, {splits}"
+        return f"{self.data.root}: {self._recognised.title}, {on_disk:,} photos{found}, {splits}"
 
     def _split(self, chosen: Sequence[int]) -> Split:
         markers = None if self.data.strip_markers else self._markers
@@ -354,13 +349,13 @@ def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Spli
     return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 
 
-def _recognised(data: DataFiles) -> tuple[str, str]:
-    """Return the layout's name and what lies there in words.
+def _recognised(data: DataFiles) -> tuple[str, Recognised]:
+    """Return the layout's name and what was recognised.
 
     Raises:
         DataError: There is no such place, nothing is recognised, or several layouts are.
     """
-    if data.format not in DATA_FORMATS and data.format != AUTO:
+    if data.format not in (AUTO, *DATA_FORMATS):
         raise DataError(
             f"unknown data format {data.format!r}; use {AUTO} or one of {', '.join(DATA_FORMATS)}"
         )
@@ -368,21 +363,21 @@ def _recognised(data: DataFiles) -> tuple[str, str]:
         raise DataError(f"{data.root}: training reads folders of this machine; copy it to one")
     if not os.path.exists(data.root):  # Path.exists raises for some names
         raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
-    if data.format != AUTO:
-        title = DATA_FORMATS[data.format]().recognise(data)
-        if title is None:
-            raise DataError(_not_recognised(data, f"is no data set of format {data.format}"))
-        return data.format, title
-    found = {n: title for n in DATA_FORMATS if (title := DATA_FORMATS[n]().recognise(data))}
+    names = DATA_FORMATS if data.format == AUTO else (data.format,)
+    found = {name: each for name in names if (each := DATA_FORMATS[name](data))}
     # A table or sidecars may accompany a data set of a certain name.
-    certain = {name: title for name, title in found.items() if name not in ("table", "sidecars")}
+    certain = {name: each for name, each in found.items() if name not in ("table", "sidecars")}
     found = certain or found
     if not found:
-        raise DataError(_not_recognised(data, "holds no data set whose layout is recognised"))
+        reason = f"is no data set of format {data.format}"
+        if data.format == AUTO:
+            reason = "holds no data set whose layout is recognised"
+        raise DataError(_not_recognised(data, reason))
     if len(found) > 1:
+        titles = "; ".join(each.title for each in found.values())
         raise DataError(
-            f"{data.root} holds several data sets: {'; '.join(found.values())}. Choose one with "
-            f"--format {' or --format '.join(found)} (data.format in a recipe)"
+            f"{data.root} holds several data sets: {titles}. Choose one with --format "
+            f"{' or --format '.join(found)} (data.format in a recipe)"
         )
     return next(iter(found.items()))
 

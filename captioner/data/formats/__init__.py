@@ -1,4 +1,4 @@
-"""Layouts of data sets, one file each; `captioner.registry.DATA_FORMATS` lists them.
+"""Layouts of data sets: functions that `captioner.registry.DATA_FORMATS` lists.
 
-A layout is a class with the methods `recognise` and `read`: see `captioner.data.layouts.Layout`.
+Each takes `DataFiles` and returns a `Recognised` data set, or None if it is of another layout.
 """

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.splits import SPLIT_NAMES
 from captioner.data.text_files import numbered_lines, quoted, read_json_object
 from captioner.errors import DataError, listed
@@ -16,38 +16,39 @@ from captioner.errors import DataError, listed
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
-class Coco:
-    """`annotations/captions_*.json` next to the folders of the images, such as `train2017/`.
+def coco(data: DataFiles) -> Recognised | None:
+    """Find `annotations/captions_*.json` next to the folders of the images, such as `train2017/`.
 
     A split is what the star stands for. For a split whose captions are kept back,
     `image_info_*.json` is read. With `coco_splits`, a folder of coco_{train,val,test,restval}.txt,
     a split is one of these four lists of image names, found in all captions files. Ids are
     COCO's own; an image that no captions file has is named by its file name.
     """
+    files = _captions_files(data)
+    names = listed(sorted(map(data.relative, files.values())))
+    lists = f" with the split lists in {data.coco_splits}" if data.coco_splits else ""
+    return (
+        Recognised(f"COCO captions: {names}{lists}", lambda: _read(data, files)) if files else None
+    )
 
-    def recognise(self, data: DataFiles) -> str | None:
-        files = _captions_files(data)
-        names = listed(sorted(map(data.relative, files.values())))
-        lists = f" with the split lists in {data.coco_splits}" if data.coco_splits else ""
-        return f"COCO captions: {names}{lists}" if files else None
 
-    def read(self, data: DataFiles) -> Annotations:
-        files = _captions_files(data)
-        images, problems = [], []
-        for split, path in files.items():
-            found, sentences = _read_captions(path)
-            problems += sentences
-            for image in found:
-                in_folder = "" in files or "/" in str(image.name)
-                name = image.name if in_folder else f"{split}/{image.name}"
-                images.append(replace(image, name=name, split=split))
-        folder = next(iter(files.values())).parent
-        if "" in files:  # a single file under another name
-            return Annotations(images, [data.folder, folder], problems)
-        if data.coco_splits is not None:
-            images = _of_lists(images, Path(data.coco_splits))
-        usual = folder.parent if folder.name == "annotations" else folder
-        return Annotations(images, [usual], problems)
+def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
+    images, problems = [], []
+    for split, path in files.items():
+        found, sentences = _read_captions(path)
+        problems += sentences
+        for image in found:
+            in_folder = "" in files or "/" in str(image.name)
+            name = image.name if in_folder else f"{split}/{image.name}"
+            images.append(replace(image, name=name, split=split))
+    folder = next(iter(files.values())).parent
+    if "" in files:  # a single file under another name
+        return Annotations(images, [data.folder, folder], problems)
+    if data.coco_splits is not None:
+        images = _of_lists(images, Path(data.coco_splits))
+    return Annotations(
+        images, [folder.parent if folder.name == "annotations" else folder], problems
+    )
 
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from captioner.data.formats.table import texts_of
-from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.records import CAPTION_COLUMNS, usual_column
 from captioner.data.splits import split_of_folder
 from captioner.data.text_files import numbered_lines, read_json
@@ -14,27 +14,25 @@ from captioner.data.text_files import numbered_lines, read_json
 _SUFFIXES = (".json", ".caption", ".txt")  # of several, the last counts
 
 
-class Sidecars:
-    """`a.jpg` with `a.txt` or `a.caption`, one caption a line, or `a.json` with a key `caption`.
+def sidecars(data: DataFiles) -> Recognised | None:
+    """Find `a.jpg` with `a.txt` or `a.caption`, one caption a line, or `a.json` with `caption`.
 
     Folders called train, val and test in the root are splits. Ids are names from the root.
     """
+    texts = _texts(data) if data.named_file is None else {}
+    few = len(texts) * 2 < len(data.tree.images) and data.format != "sidecars"
+    if not texts or few:
+        return None
 
-    def recognise(self, data: DataFiles) -> str | None:
-        count = 0 if data.named_file else len(_texts(data))
-        if not count or (count * 2 < len(data.tree.images) and data.format != "sidecars"):
-            return None
-        return f"{count} text or JSON files next to photos of the same name"
-
-    def read(self, data: DataFiles) -> Annotations:
-        texts = _texts(data)
+    def read() -> Annotations:
         names = [image.relative_to(data.folder).as_posix() for image in data.tree.images]
         splits = list(map(split_of_folder, names))
         if not all(splits):
             splits = [""] * len(names)
         captions = [_captions(texts[i]) if i in texts else () for i in data.tree.images]
-        images = list(map(NamedImage, names, captions, names, splits))
-        return Annotations(images, [data.folder])
+        return Annotations(list(map(NamedImage, names, captions, names, splits)), [data.folder])
+
+    return Recognised(f"{len(texts)} text or JSON files next to photos of the same name", read)
 
 
 def _captions(path: Path) -> tuple[str, ...]:

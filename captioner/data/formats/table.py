@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.records import CAPTION_COLUMNS, IMAGE_COLUMNS, table_records, usual_column
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.data.text_files import quoted
@@ -27,45 +27,39 @@ _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
 
-class Table:
-    """The table that the user names, or the only one in the root.
+def table(data: DataFiles) -> Recognised | None:
+    """Find the table that the user names, or the only one in the root.
 
     Several rows of an image are several captions, and a caption may be a list. Several files are
     the splits of one data set if they are called so, as train.csv and val.csv. Ids are positions of
     the images.
     """
+    paths = _tables(data)
+    names = listed(list(map(data.relative, paths)))
 
-    def recognise(self, data: DataFiles) -> str | None:
-        tables = [data.relative(path) for path in _tables(data)]
-        return f"table {listed(tables)}" if tables else None
-
-    def read(self, data: DataFiles) -> Annotations:
-        tables = [(path, _split_of_file(path)) for path in _tables(data)]
-        if len(tables) == 1:
-            tables = [(tables[0][0], "")]
-        elif not all(split for _, split in tables):
-            names = listed([data.relative(path) for path, _ in tables])
+    def read() -> Annotations:
+        splits = list(map(_split_of_file, paths)) if len(paths) > 1 else [""]
+        if len(paths) > 1 and not all(splits):
             raise DataError(
                 f"{data.root} holds several tables: {names}; choose one with --file (data.file in "
                 "a recipe)"
             )
-        return read_tables(data, tables)
+        return read_tables(data, list(zip(paths, splits, strict=True)))
+
+    return Recognised(f"table {names}", read) if paths else None
 
 
-class ImageFolder:
-    """`metadata.csv`, `metadata.jsonl` or `metadata.parquet`, whose names begin at its folder.
+def imagefolder(data: DataFiles) -> Recognised | None:
+    """Find `metadata.csv`, `metadata.jsonl` or `metadata.parquet` of Hugging Face's imagefolder.
 
-    A folder called train, validation or test is a split: that of the metadata file, or that which
-    the name of each image begins with.
+    Names begin at its folder. A folder called train, validation or test is a split: that of the
+    metadata file, or that which the name of each image begins with.
     """
+    paths = data.candidates(*_METADATA)
 
-    def recognise(self, data: DataFiles) -> str | None:
-        files = list(map(data.relative, data.candidates(*_METADATA)))
-        return f"Hugging Face's imagefolder: {listed(files, 3)}" if files else None
-
-    def read(self, data: DataFiles) -> Annotations:
+    def read() -> Annotations:
         images: list[NamedImage] = []
-        for path in data.candidates(*_METADATA):
+        for path in paths:
             folder = data.relative(path.parent)
             for image in read_tables(data, [(path, "")]).images:
                 name = Path(folder, str(image.name)).as_posix()
@@ -77,6 +71,9 @@ class ImageFolder:
                 for image, folder in zip(images, folders, strict=True)
             ]
         return Annotations(images, [data.folder])
+
+    title = f"Hugging Face's imagefolder: {listed(list(map(data.relative, paths)), 3)}"
+    return Recognised(title, read) if paths else None
 
 
 def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:

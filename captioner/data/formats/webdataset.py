@@ -9,27 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from captioner.data.formats.table import texts_of
-from captioner.data.layouts import Annotations, DataFiles, NamedImage
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.data.tars import TarMember, is_image, sample_key
 from captioner.data.text_files import quoted
 from captioner.errors import DataError, listed
 
 
-class WebDataset:
-    """Tar files whose members with one key are an image and its captions.
+def webdataset(data: DataFiles) -> Recognised | None:
+    """Find tar files whose members with one key are an image and its captions.
 
     Captions are in the JSON of that key (`captions`, or img2dataset's `caption`), or else in its
     text. `train-0001.tar` and `train/0001.tar` are of the split `train`. Ids are the `id` in the
     JSON, or else tar file and key.
     """
+    tars = {path: data.relative(path) for path in data.candidates("*.tar")}
 
-    def recognise(self, data: DataFiles) -> str | None:
-        tars = data.candidates("*.tar")
-        return f"WebDataset shards: {listed(list(map(data.relative, tars)), 3)}" if tars else None
-
-    def read(self, data: DataFiles) -> Annotations:
-        tars = {path: data.relative(path) for path in data.candidates("*.tar")}
+    def read() -> Annotations:
         splits = list(map(_split, tars.values()))
         plain = {split_name(re.sub(r"\d{4}$", "", split)) for split in splits}  # without a year
         if not all(splits) or not SPLIT_NAMES & plain:
@@ -40,6 +36,9 @@ class WebDataset:
             for image in _images(path, name, split)
         ]
         return Annotations(images, [data.folder])
+
+    title = f"WebDataset shards: {listed(list(tars.values()), 3)}"
+    return Recognised(title, read) if tars else None
 
 
 def _split(name: str) -> str:
