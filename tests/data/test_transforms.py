@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,48 +28,24 @@ def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def png(width: int, height: int, data: bytes = b"", depth: int = 1, colour: int = 0) -> bytes:
-    """A PNG whose header says what we want, whatever its data."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        check = zlib.crc32(name + content)
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", check)
-
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(data)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 # ------------------------------------------------------------------------------ what cannot be read
 
 
-def truncated_jpeg() -> bytes:
-    whole = encoded(Image.fromarray(noise(64, 64)), "JPEG")
-    return whole[: len(whole) // 2]
-
-
-def damaged_png() -> bytes:
-    whole = bytearray(encoded(Image.fromarray(noise(64, 64)), "PNG"))
-    whole[len(whole) // 2] ^= 1
-    return bytes(whole)
-
-
-BAD_BYTES: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty": (lambda: b"", "the file is empty"),
-    "text": (lambda: b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
-    "truncated jpeg": (truncated_jpeg, "is damaged and cannot be decoded ("),
-    "flipped bit in png": (damaged_png, "is damaged and cannot be decoded ("),
-    "png with too short data": (lambda: png(640, 480, b"\0" * 100), "is damaged and cannot be"),
-    "12,000 x 12,000": (lambda: png(12_000, 12_000), "over the limit of 120"),
-    "2 ** 31 - 1 wide": (lambda: png(2**31 - 1, 2**31 - 1), "over the limit of 120"),
+JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
+PNG = encoded(Image.fromarray(noise(64, 64)), "PNG")
+BAD_BYTES = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
+    "truncated jpeg": (JPEG[: len(JPEG) // 2], "is damaged and cannot be decoded ("),
+    "changed byte in png": (PNG[:9000] + b"?" + PNG[9001:], "is damaged and cannot be decoded ("),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_BYTES)
 def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str) -> None:
-    make, expected = BAD_BYTES[kind]
+    content, expected = BAD_BYTES[kind]
     path = tmp_path / "photo.jpg"
-    path.write_bytes(make())
+    path.write_bytes(content)
     with pytest.raises(ImageError) as caught:
         open_image(path)
     message = str(caught.value)
@@ -234,11 +208,9 @@ def test_a_very_large_photo_is_read_at_a_fraction_of_its_size(
     image = Image.new("L", (width, height), 90)
     image.paste(200, (0, 0, width // 2, height))
     photo = open_image(encoded(image, format, **options))
-    assert photo.size == (width // scale, height // scale)
-    assert photo.mode == "RGB"
-    corner = (photo.width - 5, photo.height - 5)
+    assert (photo.mode, photo.size) == ("RGB", (width // scale, height // scale))
     assert abs(photo.getpixel((5, 5))[0] - 200) < 3
-    assert abs(photo.getpixel(corner)[0] - 90) < 3
+    assert abs(photo.getpixel((photo.width - 5, photo.height - 5))[0] - 90) < 3
 
 
 @pytest.mark.parametrize(
@@ -325,20 +297,6 @@ def test_the_geometry_says_where_every_input_pixel_comes_from(
     # Nearer to it the order still holds, and never more than a few cells are missing.
     np.testing.assert_allclose(red[seen], x[seen] / width, atol=step + edge_x / width, rtol=0)
     np.testing.assert_allclose(green[seen], y[seen] / height, atol=step + edge_y / height, rtol=0)
-
-
-def test_a_mirrored_view_is_the_mirror_image_of_the_plain_one() -> None:
-    photo = Image.fromarray(noise(70, 90))
-    for resize in ("squash", "letterbox"):
-        plain, _ = transform(resize=resize)(photo)
-        flip = transform(resize=resize, augmentation=Augmentation(flip=1.0))
-        mirrored, geometry = flip(photo, np.random.default_rng(0))
-        assert geometry.flipped
-        content = mirrored.abs().sum((0, 1)) > 0
-        np.testing.assert_array_equal(
-            mirrored[:, :, content].numpy(),
-            plain[:, :, plain.abs().sum((0, 1)) > 0].flip(2).numpy(),
-        )
 
 
 def test_a_letterbox_keeps_the_shape_of_the_photo_and_pads_with_the_mean() -> None:
