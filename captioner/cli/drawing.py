@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,24 +130,6 @@ def draw(
     Returns:
         The files that were saved, and why it ended before the last, or None.
     """
-    pictures: list[Path] = []
-    try:
-        for kind in options.save:
-            pictures.extend(_save(kind, name, title, image, captions, options))
-    except CaptionerError as error:
-        return pictures, str(error)
-    return pictures, None
-
-
-def _save(
-    kind: str,
-    name: str,
-    title: str,
-    image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    options: argparse.Namespace,
-) -> Iterator[Path]:
-    """Save one kind of picture, yielding the name of each file once it is there."""
     shown = of_head(captions, options)
     caption = replace(shown[0][1], image=image)
     style = v.OverlayStyle(
@@ -157,27 +140,34 @@ def _save(
         threshold=options.threshold,
     )
     content = "comparison" if options.compare else "attention"
-    file = options.output / v.picture_name(name, content, kind)
-    if kind == "words":
-        pictures = v.word_images(image, caption, style)
-        for picture, word in zip(pictures, v.word_names(name, caption.words), strict=True):
-            v.save_png(picture, options.output / word)
-            yield options.output / word
-        return
-    if kind == "matrix":
-        for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
-            file = options.output / v.picture_name(name, "matrix", form)
-            save_bytes(v.matrix_bytes(caption, form, style), file)
-            yield file
-        return
-    if kind == "html":  # with all layers and heads to choose from
-        head = {"layer": options.layer, "head": options.head}
-        text = v.caption_page(image, captions, name=title, style=style, **head)
-        save_bytes(text.encode(errors="replace"), file)
-    elif not options.compare:
-        v.save_caption(caption, file, style)
-    elif kind == "png":
-        v.save_png(v.comparison_sheet(image, shown, style), file)
-    else:  # pdf or svg
-        save_bytes(v.vector_sheet(image, shown, style).to_bytes(kind), file)
-    yield file
+    pictures: list[Path] = []
+
+    def save(file_name: str, write: Callable[[Path], object]) -> None:
+        write(options.output / file_name)
+        pictures.append(options.output / file_name)
+
+    try:
+        for kind in options.save:
+            file_name = v.picture_name(name, content, kind)
+            if kind == "words":
+                drawn = v.word_images(image, caption, style)
+                for word, picture in zip(v.word_names(name, caption.words), drawn, strict=True):
+                    save(word, partial(v.save_png, picture))
+            elif kind == "matrix":
+                for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
+                    matrix = v.matrix_bytes(caption, form, style)
+                    save(v.picture_name(name, "matrix", form), partial(save_bytes, matrix))
+            elif kind == "html":  # with all layers and heads to choose from
+                head = {"layer": options.layer, "head": options.head}
+                page = v.caption_page(image, captions, name=title, style=style, **head)
+                save(file_name, partial(save_bytes, page.encode(errors="replace")))
+            elif not options.compare:
+                save(file_name, lambda file: v.save_caption(caption, file, style))
+            elif kind == "png":
+                save(file_name, partial(v.save_png, v.comparison_sheet(image, shown, style)))
+            else:  # pdf or svg
+                sheet = v.vector_sheet(image, shown, style).to_bytes(kind)
+                save(file_name, partial(save_bytes, sheet))
+    except CaptionerError as error:
+        return pictures, str(error)
+    return pictures, None

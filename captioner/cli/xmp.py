@@ -23,6 +23,14 @@ _PROPERTIES = {
     "Iptc4xmpCore:AltTextAccessibility": "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/",
 }
 
+BLANK = f"""<?xml version="1.0" encoding="UTF-8"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="{_TOOLKIT}">
+ <rdf:RDF xmlns:rdf="{_RDF}">
+  <rdf:Description rdf:about=""/>
+ </rdf:RDF>
+</x:xmpmeta>
+""".encode()  # a sidecar of captioner without texts
+
 SidecarName = Literal["append", "replace"]
 
 
@@ -50,39 +58,25 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
     Raises:
         CaptionerError: It is of another program and `merge` is false, or cannot be read or written.
     """
-    content = xmp(text).encode()
     try:
-        found = file.read_bytes() if file.exists() else None
+        found = file.read_bytes() if file.exists() else BLANK
     except OSError as error:
         raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-    if found is not None and f'x:xmptk="{_TOOLKIT}"'.encode() not in found:
-        if not merge:
-            raise CaptionerError(
-                f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
-                "the texts to it"
-            )
-        try:
-            content = merged(found, text, overwrite=overwrite)
-        except ValueError as error:
-            raise CaptionerError(f"{file}: {error}, so it is left as it is") from None
-        if content == found:
-            return False
-    save_bytes(content, file)
-    return True
-
-
-def xmp(text: str) -> str:
-    """Return an XMP packet with a text as description and alternative text."""
-    properties = "\n   ".join(_property(name, text) for name in _PROPERTIES)
-    return f"""<?xml version="1.0" encoding="UTF-8"?>
-<x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="{_TOOLKIT}">
- <rdf:RDF xmlns:rdf="{_RDF}">
-  <rdf:Description rdf:about="">
-   {properties}
-  </rdf:Description>
- </rdf:RDF>
-</x:xmpmeta>
-"""
+    if f'x:xmptk="{_TOOLKIT}"'.encode() in found:
+        save_bytes(merged(BLANK, text), file)
+        return True
+    if not merge:
+        raise CaptionerError(
+            f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
+            "the texts to it"
+        )
+    try:
+        content = merged(found, text, overwrite=overwrite)
+    except ValueError as error:
+        raise CaptionerError(f"{file}: {error}, so it is left as it is") from None
+    if content != found:
+        save_bytes(content, file)
+    return content != found
 
 
 def _property(name: str, text: str) -> str:

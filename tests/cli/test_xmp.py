@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.cli.xmp import merged, save_sidecar, sidecar_of, xmp
+from captioner.cli.xmp import BLANK, merged, save_sidecar, sidecar_of
 from captioner.errors import CaptionerError
 
 SPACES = {
@@ -53,7 +53,7 @@ EMPTIER = "<d:description />"
 
 
 def test_a_sidecar_holds_description_and_alternative_text() -> None:
-    assert texts_in(xmp('dogs & "cats" <3\x07').encode()) == both('dogs & "cats" <3')
+    assert texts_in(merged(BLANK, 'dogs & "cats" <3\x07')) == both('dogs & "cats" <3')
 
 
 @pytest.mark.parametrize(
