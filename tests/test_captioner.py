@@ -366,7 +366,7 @@ def test_a_decoder_without_attention_has_no_hard_attention(paths: list[Path]) ->
 
 def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> None:
     """One that is cut off there has no end to be read, for which there is no position."""
-    from captioner.evaluation.evaluate import AttentionSettings, measure_attention
+    from captioner.evaluation.evaluate import measure_attention
     from captioner.models.build import build_model, resolved
 
     _, config, vocabulary = tiny.model(select="hard")
@@ -387,8 +387,7 @@ def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> 
     with pytest.raises(ConfigError, match="5 learned positions"):
         captioner.score(paths[0], f"{captions[0].text} a")
     image = CaptionedImage(paths[0], ("a disc",), 1)
-    settings = AttentionSettings(faithfulness=1)
-    found = measure_attention(captioner, [image], {1: captions[0]}, settings)
+    found = measure_attention(captioner, [image], {1: captions[0]}, faithfulness=1)
     assert found["attention"]["frozen"]
 
 

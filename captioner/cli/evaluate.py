@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from captioner.data.captioned import CaptionedImage
     from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.evaluation.evaluate import AttentionSettings, Evaluation
+    from captioner.evaluation.evaluate import Evaluation
+    from captioner.evaluation.objects import Objects
     from captioner.types import Caption
 
 REPORTED = 6  # photos of a kind in a report
@@ -174,7 +175,7 @@ def _caption_split(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
             "against; captioner batch writes captions alone"
         )
-    attention = _attention_settings(images, arguments)
+    objects = _objects(images, arguments)
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
@@ -193,7 +194,8 @@ def _caption_split(
         images,
         beam_size=arguments.beam_size,
         at_test=arguments.at_test,
-        attention=attention,
+        objects=objects,
+        faithfulness=arguments.faithfulness,
         signature={
             "model": str(model),
             "precision": arguments.precision,
@@ -204,15 +206,13 @@ def _caption_split(
     return evaluation, images, 1 if evaluation.unreadable or missing else 0
 
 
-def _attention_settings(
-    images: Sequence[CaptionedImage], arguments: argparse.Namespace
-) -> AttentionSettings:
-    """Return the measurements of attention that the options ask for."""
-    from captioner.evaluation.evaluate import AttentionSettings, object_keys
+def _objects(images: Sequence[CaptionedImage], arguments: argparse.Namespace) -> Objects | None:
+    """Return the objects on which grounding is measured, if an option names them."""
+    from captioner.evaluation.evaluate import object_keys
     from captioner.evaluation.objects import Objects
 
     if not arguments.objects:
-        return AttentionSettings(None, arguments.faithfulness)
+        return None
     objects = Objects(*arguments.objects)
     known = len(object_keys(objects, images))
     if not known:
@@ -222,7 +222,7 @@ def _attention_settings(
         )
     if known < len(images):
         logger.info(f"--objects: grounding is measured on {known} of the {len(images)} photos")
-    return AttentionSettings(objects, arguments.faithfulness)
+    return objects
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
 from captioner.config import ModelConfig
@@ -23,15 +22,13 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     """Average the weights of models (model soups, Wortsman et al., 2022).
 
     Args:
-        models: Two or more model folders, runs or bundled models that were fine-tuned from the same
-            model.
+        models: Two or more model folders, runs or bundled models, fine-tuned from the same model.
 
     Returns:
         A model with the mean of every weight, and the settings and vocabulary of the first.
 
     Raises:
-        CheckpointError: Fewer than two models, one that cannot be read, or models that differ in
-            kind.
+        CheckpointError: Fewer than two models, an unreadable one, or models of different kinds.
     """
     if len(models) < 2:
         raise CheckpointError(
@@ -44,16 +41,19 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
     for folder in others:
         model, _, other_vocabulary = load_model(folder)
         weights = model.state_dict()
-        shapes, expected = (
-            {name: value.shape for name, value in each.items()} for each in (weights, sums)
-        )
+        shapes, expected = ({n: value.shape for n, value in w.items()} for w in (weights, sums))
         if other_vocabulary.tokens != vocabulary.tokens or shapes != expected:
             what = "weights differ in size" if shapes != expected else "vocabulary differs"
             raise CheckpointError(
                 f"{folder}: is not a model like {first} (its {what}); average models of one "
                 "kind, fine-tuned from the same model"
             )
-        cosine = _mean_cosine(first_weights, weights)
+        cosines = [
+            float(torch.cosine_similarity(value.flatten(), weights[name].flatten(), dim=0))
+            for name, value in first_weights.items()
+            if name.startswith("decoder.") and value.dim() > 1
+        ]
+        cosine = sum(cosines) / len(cosines)
         if cosine < LEAST_ALIKE:
             raise CheckpointError(
                 f"{folder}: did not begin with the same model as {first} (the cosine of their "
@@ -64,13 +64,3 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
             sums[name] += value
     average.load_state_dict({name: value / len(models) for name, value in sums.items()})
     return average, config, vocabulary
-
-
-def _mean_cosine(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Return the mean cosine of the decoders' weight matrices."""
-    cosines = [
-        float(torch.cosine_similarity(value.flatten(), other[name].flatten(), dim=0))
-        for name, value in one.items()
-        if name.startswith("decoder.") and value.dim() > 1
-    ]
-    return sum(cosines) / len(cosines)

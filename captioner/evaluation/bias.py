@@ -1,10 +1,4 @@
-"""How often people's gender, age and the colours of their clothes are right in captions.
-
-Counted are images whose references agree: at least two (or the only one) name the group, and none
-names another one. A caption is right when it names that group (and of genders and ages no other),
-wrong when it names only groups that no reference names, and silent otherwise: it names none, both,
-or of clothes another colour that a reference names. English captions only.
-"""
+"""How often people's gender, age and the colours of their clothes are right in English captions."""
 
 from __future__ import annotations
 
@@ -73,11 +67,12 @@ CATEGORIES: dict[str, Callable[[list[str]], set[str]]] = {
 
 
 def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[str]]) -> Counts:
-    """Count right, wrong and silent captions.
+    """Count right, wrong and silent captions by image id.
 
-    Args:
-        captions: Captions by image id.
-        references: References by image id, of at least these images.
+    Counted are images whose references agree: at least two (or the only one) name the group, and
+    none names another one. A caption is right when it names that group (and of genders and ages no
+    other), wrong when it names only groups that no reference names, and silent otherwise: it names
+    none, both, or of clothes another colour that a reference names.
 
     Returns:
         For each category and group: `photos` whose references agree on it, and how many captions
@@ -112,12 +107,9 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
 
 def bias_rows(counts: Counts) -> list[list[str | float]]:
     """Return for each group its name, photos, and the shares right, wrong and silent."""
-    return [
-        [
-            f"{category}: {group}",
-            row["photos"],
-            *(row[name] / row["photos"] for name in ("right", "wrong", "silent")),
-        ]
-        for category, groups in counts.items()
-        for group, row in groups.items()
-    ]
+    rows: list[list[str | float]] = []
+    for category, groups in counts.items():
+        for group, row in groups.items():
+            shares = (row[name] / row["photos"] for name in ("right", "wrong", "silent"))
+            rows.append([f"{category}: {group}", row["photos"], *shares])
+    return rows

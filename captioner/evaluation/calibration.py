@@ -1,8 +1,6 @@
 """Fit the calibrator that gives captions their confidence, and measure how good it is.
 
-A caption is right when its CIDEr-D against its references reaches a threshold. A logistic
-regression on features of the search (captioner/generation/confidence.py) predicts that. What is
-reported is cross-fitted: every image is predicted by a calibrator that did not see it.
+A caption is right when its CIDEr-D reaches a threshold, which a logistic regression predicts.
 """
 
 from __future__ import annotations
@@ -68,10 +66,12 @@ def caption_scores(
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
-    words = [[tokenize(text).split() for text in texts] for texts in references]
-    corpus = [[tokenize(text).split() for text in texts] for texts in training] or None
-    scorer = CiderD(words, corpus)
-    return scorer.scores(range(len(words)), [tokenize(text).split() for text in captions])
+
+    def words(texts: Sequence[str]) -> list[list[str]]:
+        return [tokenize(text).split() for text in texts]
+
+    scorer = CiderD(list(map(words, references)), list(map(words, training)) or None)
+    return scorer.scores(range(len(references)), words(captions))
 
 
 def collect(
@@ -83,9 +83,8 @@ def collect(
     """Caption the images that can be read; return features and scores of the captions.
 
     Args:
-        name: Name of the data set, for the report and the model folder.
-        images: Images with references.
-        training: Images whose captions give CIDEr-D's document frequencies; as `caption_scores`.
+        name: Of the data set, for the report and the model folder.
+        training: Images whose captions give CIDEr-D's document frequencies.
 
     Raises:
         DataError: No image can be read.
@@ -122,8 +121,8 @@ def fit(
     """Fit a calibrator on all data sets together.
 
     Returns:
-        The calibrator fitted on everything, and a report of cross-fitted predictions: for `all` and
-        each data set what `calibration_report` returns.
+        The calibrator, and a `calibration_report` for `all` and each data set. It is cross-fitted:
+        every image is predicted by a calibrator that did not see it.
 
     Raises:
         DataError: Too few captions, or all of them right or all wrong.
@@ -202,7 +201,10 @@ def calibration_report(
         mean, share = float(confidence[part].mean()), float(right[part].mean())
         bins.append({"confidence": mean, "right": share, "num_images": len(part)})
         error += abs(mean - share) * len(part) / len(order)
-    surest = order[::-1]
+    risk_coverage = []
+    for tenth in range(1, 11):
+        surest = order[::-1][: max(1, round(tenth * len(right) / 10))]
+        risk_coverage.append({"coverage": tenth / 10, "right": float(right[surest].mean())})
     below = confidence < threshold
     return {
         "num_images": len(right),
@@ -213,21 +215,12 @@ def calibration_report(
         "unsure": float(below.mean()),
         "unsure_right": float(below[right].mean()) if right.any() else None,
         "bins": bins,
-        "risk_coverage": [
-            {
-                "coverage": tenth / 10,
-                "right": float(right[surest[: max(1, round(tenth * len(right) / 10))]].mean()),
-            }
-            for tenth in range(1, 11)
-        ],
+        "risk_coverage": risk_coverage,
     }
 
 
 def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
-    """Return the share of pairs of a right and a wrong caption in which the right one is surer.
-
-    Ties count one half. None without both.
-    """
+    """Return the share of pairs of a right and a wrong caption in which the right one is surer."""
     if right.all() or not right.any():
         return None
     wrong = np.sort(confidence[~right])
@@ -236,9 +229,5 @@ def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
 
 
 def write_calibrator(folder: Path, calibrator: Calibrator) -> None:
-    """Write a calibrator into a model folder, with its sum in the manifest.
-
-    Raises:
-        CheckpointError: The folder is damaged, or cannot be written.
-    """
+    """Write a calibrator into a model folder, with its sum in the manifest."""
     add_files(folder, {CALIBRATOR: calibrator.to_json()})

@@ -15,14 +15,10 @@ SIGMA = 6.0
 class CiderD:
     """CIDEr-D (Vedantam et al., 2015, section 8), as coco-caption computes it.
 
-    Captions are sequences of tokens; a token for the end makes the score depend on how a caption
-    ends.
-
     Args:
-        references: For each image its reference captions.
+        references: For each image its reference captions, as sequences of tokens.
         corpus: Captions of each image from which document frequencies are counted, one document an
-            image; None counts those of the references, as for rewards, whose references are the
-            training captions.
+            image; None counts those of the references.
     """
 
     def __init__(
@@ -38,13 +34,10 @@ class CiderD:
         self.log_images = math.log(max(1, len(corpus)))
 
     def scores(self, images: Sequence[int], captions: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return CIDEr-D, from 0 to 10, of each caption against the references of its image.
+        """Return CIDEr-D, float64 [N] from 0 to 10, of each caption against its references.
 
         Args:
             images: For each caption the index of its image in the references.
-
-        Returns:
-            float64 [N].
         """
         result = np.zeros(len(captions))
         rows_of: dict[int, list[int]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,20 +36,6 @@ MEASURED_REFERENCES = 2  # references of an image on which attention is measured
 
 
 @dataclass(frozen=True)
-class AttentionSettings:
-    """Further measurements of attention.
-
-    Attributes:
-        objects: COCO's instances; measures whether attention lies on the objects that words name.
-        faithfulness: Number of images on which attention is replaced and cells are deleted; 0 is
-            none.
-    """
-
-    objects: Objects | None = None
-    faithfulness: int = 0
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Results of an evaluation.
 
@@ -72,7 +57,8 @@ def evaluate(
     beam_size: int | None = None,
     at_test: HardAttentionMode | None = None,
     training_captions: Sequence[str] | None = None,
-    attention: AttentionSettings | None = None,
+    objects: Objects | None = None,
+    faithfulness: int = 0,
     time_limit_s: float = 600.0,
     signature: Mapping[str, object] | None = None,
 ) -> Evaluation:
@@ -83,6 +69,7 @@ def evaluate(
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
         training_captions: Captions that are not among these count as novel; None counts none.
+        objects, faithfulness: As for `measure_attention`.
         time_limit_s: Seconds for the scorers that are Java programs.
         signature: Entries to add to the results' signature.
 
@@ -111,8 +98,9 @@ def evaluate(
             **(signature or {}),
         },
     )
-    if attention is not None:
-        results |= measure_attention(captioner, known, captions, attention, at_test)
+    results |= measure_attention(
+        captioner, known, captions, objects=objects, faithfulness=faithfulness, at_test=at_test
+    )
     return Evaluation(results, captions, unreadable)
 
 
@@ -138,9 +126,8 @@ def caption_images(
             logger.warning(f"{image.path}: {error}")
 
         def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
-            found = captioner.caption_batch(
-                [opened_image for _, opened_image in batch], beam_size=beam_size, at_test=at_test
-            )
+            photos = [photo for _, photo in batch]
+            found = captioner.caption_batch(photos, beam_size=beam_size, at_test=at_test)
             # Of several heads, only the mean is measured.
             pairs = zip(batch, found, strict=True)
             return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
@@ -180,27 +167,19 @@ def score_texts(
     references = {image.image_id: image.captions for image in images}
     names = {image.image_id: image.path.name for image in images}
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
-    per_image = ImageScores.of(scores.per_image, scores.counts)
     further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if calibrator and confidence and "CIDEr" in scores.per_image:
         known = {i: sure for i, sure in confidence.items() if sure is not None}
-        right = [scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known]
-        further["calibration"] = {
-            "right_from": calibrator.right_from,
-            **calibration_report(
-                np.array(list(known.values())), np.array(right), calibrator.threshold
-            ),
-        }
+        right = np.array([scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known])
+        report = calibration_report(np.array(list(known.values())), right, calibrator.threshold)
+        further["calibration"] = {"right_from": calibrator.right_from, **report}
+    digest = {"photos": digest_of(names, references)}
     return results_of(
         scores,
         texts,
-        signature={
-            **scores.signature,
-            **(signature or {}),
-            "photos": digest_of(names, references),
-        },
+        signature={**scores.signature, **(signature or {}), **digest},
         names=names,
-        intervals=bootstrap_intervals(per_image),
+        intervals=bootstrap_intervals(ImageScores.of(scores.per_image, scores.counts)),
         statistics=corpus_statistics(list(texts.values()), training_captions),
         **further,
     )
@@ -210,24 +189,27 @@ def measure_attention(
     captioner: Captioner,
     images: Sequence[CaptionedImage],
     captions: Mapping[ImageId, Caption],
-    settings: AttentionSettings,
+    *,
+    objects: Objects | None = None,
+    faithfulness: int = 0,
     at_test: HardAttentionMode | None = None,
 ) -> dict[str, Any]:
-    """Return the measurements of attention that the settings ask for.
+    """Measure whether attention lies on objects, and what captions lose without it.
 
     Args:
         images: Images with references.
         captions: Captions by image id that the captioner wrote with `at_test`.
+        objects: COCO's instances; None measures no grounding.
+        faithfulness: Number of images on which attention is replaced and cells are deleted.
 
     Returns:
-        `grounding` if there are objects; `attention` if the setting `faithfulness` is
-        above 0.
+        `grounding` if there are objects; `attention` if `faithfulness` is above 0.
     """
     found: dict[str, Any] = {}
-    if settings.objects:
-        found["grounding"] = _grounding(captioner, images, captions, settings, at_test)
-    if settings.faithfulness:
-        first = images[: settings.faithfulness]
+    if objects:
+        found["grounding"] = _grounding(captioner, images, captions, objects, at_test)
+    if faithfulness:
+        first = images[:faithfulness]
         found["attention"] = _replacements(captioner.in_torch(), first, at_test)
     return found
 
@@ -236,20 +218,18 @@ def _grounding(
     captioner: Captioner,
     images: Sequence[CaptionedImage],
     captions: Mapping[ImageId, Caption],
-    settings: AttentionSettings,
+    objects: Objects,
     at_test: HardAttentionMode | None,
 ) -> dict[str, object]:
     """Return the grounding of the model's captions, and of the images' first references."""
     written: list[GroundedWord] = []
     given: list[GroundedWord] = []
-    assert settings.objects is not None
-    measure = partial(ground, objects=settings.objects)
-    keys = object_keys(settings.objects, images)
+    keys = object_keys(objects, images)
     known = [image for image in images if image.image_id in keys]
     tokenizer = captioner.vocabulary.tokenizer
     for image in progress_bar(known, desc="grounding", unit="photo"):
         key = keys[image.image_id]
-        written += measure(in_whole_words(captions[image.image_id], tokenizer), key)
+        written += ground(in_whole_words(captions[image.image_id], tokenizer), key, objects)
         reference = next((text for text in image.captions if tokenizer.split(text)), None)
         if reference is None:
             continue
@@ -258,7 +238,7 @@ def _grounding(
         except CaptionerError as error:  # a text longer than the model can read
             logger.warning(f"{image.path}: its first reference is left out: {error}")
         else:
-            given += measure(in_whole_words(caption, tokenizer), key)
+            given += ground(in_whole_words(caption, tokenizer), key, objects)
     return {"captions": grounding_summary(written), "references": grounding_summary(given)}
 
 

@@ -1,8 +1,6 @@
 """Does attention matter to the words? Replace what the model attends to and score the words again.
 
-`AttentionMeasure` scores reference captions while the attention of every word is replaced (Jain and
-Wallace 2019, "Attention is not Explanation"), and while the cells with the most attention are
-deleted (Petsiuk et al. 2018, "RISE", section 4.1). docs/evaluation.md has the table.
+After Jain and Wallace 2019, "Attention is not Explanation", and Petsiuk et al. 2018, "RISE", 4.1.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.evaluation.intervals import interval_of_mean
-from captioner.generation import force_decode
+from captioner.generation import Hypothesis, force_decode
 from captioner.models.attention.attention import Attention, Select
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.decoders.base import Decoder
@@ -32,11 +30,9 @@ DELETED_SHARE = 0.2
 class ReplacedSelect(nn.Module):
     """The select stage of an attention, with other weights than the model's for each word.
 
-    It remembers the first word, so it is made for one pass over captions (`reset` begins another).
-
     Args:
-        kind: `frozen` keeps the first word's weights (of hard attention, its cell) for the whole
-            caption, `random_cell` takes one random cell a word, `uniform` the mean of all cells.
+        kind: `frozen` keeps the first word's weights (of hard attention, its cell) until `first` is
+            set to None, `random_cell` takes one random cell a word, `uniform` the mean of all.
     """
 
     def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
@@ -45,10 +41,6 @@ class ReplacedSelect(nn.Module):
         self.kind = kind
         self.generator = generator
         self.first: Tensor | None = None
-
-    def reset(self) -> None:
-        """Forget the first word of the captions before."""
-        self.first = None
 
     def draw_expectation(self, *arguments: Any) -> Tensor | None:
         """Return the same as the model's own stage: nothing outside training."""
@@ -87,9 +79,11 @@ class AttentionMeasure:
         self.decoder = decoder
         self.numpy_generator = np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(seed)
-        self.replaced = {
-            kind: _with_replaced_attention(decoder, kind, generator) for kind in REPLACEMENTS
-        }
+        self.replaced = {kind: copy.deepcopy(decoder) for kind in REPLACEMENTS}
+        for kind, replaced in self.replaced.items():
+            for module in replaced.modules():
+                if isinstance(module, Attention):
+                    module.add_module("select", ReplacedSelect(module.select, kind, generator))
 
     def __call__(self, grid: Grid, captions: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         """Measure captions of one image.
@@ -105,43 +99,30 @@ class AttentionMeasure:
         own = force_decode(self.decoder, grid, [captions])[0]
         before = np.concatenate([hypothesis.log_probs for hypothesis in own])
 
-        def loss(decoder: Decoder, grids: list[Grid]) -> np.ndarray:
-            if len(grids) == 1:
-                found = force_decode(decoder, grids[0], [captions])[0]
-            else:  # a grid for each caption
-                found = [
-                    force_decode(decoder, each, [[tokens]])[0][0]
-                    for each, tokens in zip(grids, captions, strict=True)
-                ]
+        def loss(found: Sequence[Hypothesis]) -> np.ndarray:
             return before - np.concatenate([hypothesis.log_probs for hypothesis in found])
 
         losses: dict[str, np.ndarray] = {}
         for kind, decoder in self.replaced.items():
             for module in decoder.modules():
                 if isinstance(module, ReplacedSelect):
-                    module.reset()
-            losses[kind] = loss(decoder, [grid])
+                    module.first = None
+            losses[kind] = loss(force_decode(decoder, grid, [captions])[0])
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for suffix, removed in (("", attended), ("_control", at_random)):
             grids = [_without_cells(grid, cells) for cells in removed]
-            losses[DELETION + suffix] = loss(self.decoder, grids)
+            losses[DELETION + suffix] = loss(
+                [
+                    force_decode(self.decoder, each, [[tokens]])[0][0]
+                    for each, tokens in zip(grids, captions, strict=True)
+                ]
+            )
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
         losses["cell_changes"] = np.concatenate(
             [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
         )
         return losses
-
-
-def _with_replaced_attention(
-    decoder: Decoder, kind: Replacement, generator: torch.Generator
-) -> Decoder:
-    """Return a copy of a decoder whose attention is replaced by a kind of weights."""
-    decoder = copy.deepcopy(decoder)
-    for module in decoder.modules():
-        if isinstance(module, Attention):
-            module.add_module("select", ReplacedSelect(module.select, kind, generator))
-    return decoder
 
 
 def _most_attended(attention: np.ndarray) -> np.ndarray:

@@ -1,11 +1,7 @@
-"""Attention correctness and pointing game: does attention lie on the object that a word names?
+"""Does attention lie on the object that a word names?
 
-Attention correctness (Liu et al. 2017, "Attention Correctness in Neural Image Captioning"): the
-share of a word's attention inside the true region of what the word names. Pointing game (Zhang et
-al. 2018, "Top-down Neural Attention by Excitation Backprop"): whether the cell of most attention
-hits it. Each has its controls: a uniform map; a Gaussian at the centre, where photographers put
-their objects; and the mean map of the caption's other words, which knows the image but not the
-word.
+Attention correctness (Liu et al. 2017) is the share of a word's attention inside the object; the
+pointing game (Zhang et al. 2018, "Excitation Backprop") asks whether the top cell hits it.
 """
 
 from __future__ import annotations
@@ -32,9 +28,10 @@ class GroundedWord:
     Attributes:
         image: The image's key in the annotations; words of one image share it.
         category: COCO's category that it names.
-        figures: `correctness` and `hit` of the model's map, from 0 to 1; those of the controls,
-            `..._uniform` (the chance of a random cell), `..._centre`, and `..._others` (uniform
-            where the caption has no other words); and `..._gain`, the model's minus `..._others`.
+        figures: `correctness` and `hit` of the model's map, from 0 to 1; those of the controls:
+            `..._uniform` (the chance of a random cell), `..._centre` (a Gaussian, where
+            photographers put their objects), and `..._others` (the mean map of the caption's other
+            words, uniform where it has none); and `..._gain`, the model's minus `..._others`.
     """
 
     image: Hashable
@@ -62,10 +59,11 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
         hits = cell_hits(mask, caption.geometry, rows, columns)
         others = (total - attention) / others_count if others_count else uniform
         maps = {"": attention, "_uniform": uniform, "_centre": centre, "_others": others}
-        figures = {
-            f"correctness{kind}": _correctness(weights, covered, seen)
-            for kind, weights in maps.items()
-        }
+        figures = {}
+        for kind, weights in maps.items():
+            on_image = (weights * seen).sum()
+            share = (weights * seen * covered).sum() / on_image if on_image > 0 else 0.0
+            figures[f"correctness{kind}"] = float(share)
         chance = float(np.average(hits, weights=seen))
         figures["hit"] = float(hits.flat[(attention * seen).argmax()])
         figures["hit_uniform"] = chance
@@ -100,13 +98,6 @@ def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
     )
 
 
-def _correctness(weights: np.ndarray, covered: np.ndarray, seen: np.ndarray) -> float:
-    """Return the share of attention on the image that lies on the object; 0 if none is on it."""
-    inside = weights * seen
-    on_image = inside.sum()
-    return float((inside * covered).sum() / on_image) if on_image > 0 else 0.0
-
-
 def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
     """Return a Gaussian [rows, columns] at the middle of the image, a quarter of its sides wide."""
 
@@ -123,7 +114,7 @@ def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
 def coverage(
     mask: np.ndarray, geometry: Geometry, rows: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how much of each cell a mask covers, and how much of each cell is image.
+    """Return the shares of each cell that a mask covers and that lie on the image.
 
     Args:
         mask: bool [height, width] of the image.
@@ -180,10 +171,10 @@ def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
 
 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    """Return means of the figures over words with their 95 % intervals, and means by category.
+    """Return means of the figures over words, their 95 % intervals, and means by category.
 
-    The intervals are of the percentile bootstrap over images, whose words are drawn together.
-    Categories are ordered by falling frequency. Without words there is `num_words` alone.
+    The intervals are of the bootstrap over images, whose words are drawn together. The most
+    frequent category comes first. Without words there is `num_words` alone.
     """
     if not words:
         return {"num_words": 0}
@@ -193,23 +184,15 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
         by_category.setdefault(word.category, []).append(word)
         by_image.setdefault(word.image, []).append(word)
     ranked = sorted(by_category.items(), key=lambda entry: (-len(entry[1]), entry[0]))
-    return {
-        **_means(words),
-        "intervals": {
-            name: interval_of_mean(
-                [[word.figures[name] for word in group] for group in by_image.values()]
-            )
-            for name in words[0].figures
-        },
-        "by_category": {name: _means(members) for name, members in ranked},
-    }
+    names = words[0].figures
 
+    def means(members: Sequence[GroundedWord]) -> dict[str, Any]:
+        figures = {n: float(np.mean([word.figures[n] for word in members])) for n in names}
+        return {"num_words": len(members), **figures}
 
-def _means(words: Sequence[GroundedWord]) -> dict[str, Any]:
-    return {
-        "num_words": len(words),
-        **{
-            name: float(np.mean([word.figures[name] for word in words]))
-            for name in words[0].figures
-        },
+    groups = by_image.values()
+    intervals = {
+        n: interval_of_mean([[w.figures[n] for w in group] for group in groups]) for n in names
     }
+    by_name = {name: means(members) for name, members in ranked}
+    return {**means(words), "intervals": intervals, "by_category": by_name}

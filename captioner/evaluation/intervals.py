@@ -1,9 +1,7 @@
 """How sure a score is: corpus figures of any selection of images, and the bootstrap over them.
 
-Of every image, results keep the statistics from which the corpus figure of any multiset of images
-follows: BLEU and METEOR are functions of summed counts, the other metrics are means. So a thousand
-resamples are one matrix product, and no scorer runs twice. CIDEr's document frequencies stay those
-of the whole set.
+BLEU and METEOR are functions of summed counts, the other metrics are means, so no scorer runs
+twice. CIDEr's document frequencies stay those of the whole set.
 """
 
 from __future__ import annotations
@@ -75,11 +73,7 @@ class ImageScores:
         per_image: Mapping[str, Mapping[Hashable, float]],
         counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
     ) -> ImageScores:
-        """Build the statistics from the fields of `metrics.Scores`.
-
-        Raises:
-            ValueError: There are no scores.
-        """
+        """Build the statistics from the fields of `metrics.Scores`; ValueError without scores."""
         if not per_image:
             raise ValueError("no scores")
         ids = list(next(iter(per_image.values())))
@@ -109,8 +103,8 @@ class ImageScores:
 class Difference:
     """A metric of two systems on the same images: b - a, its interval, and a two-sided p.
 
-    p is the share of resamples on the far side of no difference, doubled (Koehn 2004, section 4;
-    Efron and Tibshirani 1993, chapter 16); it is never below 1 / resamples.
+    p is the share of resamples on the far side of no difference, doubled (Koehn 2004, section 4),
+    and at least 1 / resamples.
     """
 
     a: float
@@ -159,24 +153,16 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
         {name: each[order] for name, each in b.means.items()},
         {name: each[order] for name, each in b.counts.items()},
     )
-    everything = np.ones(len(order))
-    first, second = a.corpus(everything), b.corpus(everything)
-    first_drawn, second_drawn = _drawn(a), _drawn(b)
+    (first, first_drawn), (second, second_drawn) = (
+        (each.corpus(np.ones(len(order))), _drawn(each)) for each in (a, b)
+    )
     found = {}
-    for name in first:
-        if name not in second:
-            continue
+    for name in [name for name in first if name in second]:
         drawn = second_drawn[name] - first_drawn[name]
         tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-        low, high = _interval(drawn)
-        found[name] = Difference(
-            a=float(first[name]),
-            b=float(second[name]),
-            difference=float(second[name] - first[name]),
-            low=low,
-            high=high,
-            p=float(min(1.0, max(2 * tail, 1 / RESAMPLES))),
-        )
+        p = float(min(1.0, max(2 * tail, 1 / RESAMPLES)))
+        scores = float(first[name]), float(second[name])
+        found[name] = Difference(*scores, scores[1] - scores[0], *_interval(drawn), p)
     return found
 
 

@@ -1,11 +1,7 @@
 """BLEU, METEOR, ROUGE-L and CIDEr of captions against references, as the field reports them.
 
-The figures are those of pycocoevalcap (the coco-caption code). Its tokenizer and METEOR are Java
-programs that can hang, so they run in one process with a time limit (java_metrics.py). Without Java
-the other metrics are computed here with a Python tokenizer, and METEOR is None.
-
-A metric is a `Metric` and one line in METRICS of captioner/registry.py. A tokenised caption is one
-string, its words lower-cased and separated by single spaces, without punctuation.
+The figures are those of pycocoevalcap (the coco-caption code). A tokenised caption is one string,
+its words lower-cased and separated by single spaces, without punctuation.
 """
 
 from __future__ import annotations
@@ -88,8 +84,7 @@ class Scores:
             the signature says why.
         per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
             and METEOR are not the means of these.
-        counts: metric -> image id -> statistics, of Bleu_4 and METEOR; the corpus score is a
-            function of their sums (intervals.py).
+        counts: metric -> image id -> statistics, of Bleu_4 and METEOR, as `Scored.counts`.
         signature: Scorers and their versions, tokenizer, Java, number of images.
     """
 
@@ -124,7 +119,8 @@ def score_captions(
 ) -> Scores:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
-    Where the Java tokenizer did not work, BLEU, ROUGE-L and CIDEr are computed with the Python one.
+    Its tokenizer and METEOR are Java programs that can hang, so they run in one process with a time
+    limit. Where they do not work, BLEU, ROUGE-L and CIDEr are computed with a Python tokenizer.
 
     Args:
         candidates: Image id -> caption; an empty caption counts as one without words.
@@ -140,14 +136,14 @@ def score_captions(
     names = [name for metric in chosen.values() for name in metric.names]
     table: MetricTable = {}
     java_path = shutil.which(java or "java")
+    java_version = "none"
     if java_path is None:
         why = dict.fromkeys(names, f"no Java at {java}" if java else "no Java on PATH")
-        java_version = "none"
     else:
         stages, early_end = _run_worker(texts, truths, os.path.abspath(java_path), time_limit_s)
-        java_version = next((stage["java"] for stage in stages if "java" in stage), "none")
         why = dict.fromkeys(names, early_end)
         for stage in stages:
+            java_version = stage.get("java", java_version)
             table |= {name: Scored(*row) for name, row in stage.get("scores", {}).items()}
             why |= stage.get("failed", {})
     tokenizer = PTB_TOKENIZER if table else PYTHON_TOKENIZER
@@ -166,16 +162,14 @@ def score_captions(
     if len(ids) == 1:
         del table["CIDEr"]
         signature["CIDEr"] = ONE_IMAGE
+
+    def by_id(values: Sequence[Any]) -> dict[Any, Any]:
+        return dict(zip(ids, values, strict=True))
+
     return Scores(
         metrics={name: table[name].corpus if name in table else None for name in names},
-        per_image={
-            name: dict(zip(ids, table[name].images, strict=True)) for name in names if name in table
-        },
-        counts={
-            name: dict(zip(ids, scored.counts, strict=True))
-            for name, scored in table.items()
-            if scored.counts is not None
-        },
+        per_image={name: by_id(table[name].images) for name in names if name in table},
+        counts={n: by_id(scored.counts) for n, scored in table.items() if scored.counts},
         signature=signature,
     )
 
@@ -191,15 +185,14 @@ def _align(
             f"{len(alone)} images have a caption or references alone, such as {alone[0]}; give "
             "both for the same image ids"
         )
-    ids = list(candidates)
-    truths = [list(filter(has_words, references[image_id])) for image_id in ids]
-    for image_id, texts in zip(ids, truths, strict=True):
+    truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}
+    for image_id, texts in truths.items():
         if not texts:
             found = "references without words" if references[image_id] else "no references"
             raise DataError(
                 f"image {image_id!r} has {found}; give at least one, or leave the image out"
             )
-    return ids, [candidates[image_id] for image_id in ids], truths
+    return list(candidates), list(candidates.values()), list(truths.values())
 
 
 def _run_worker(
@@ -247,10 +240,9 @@ def _kill_group(worker: subprocess.Popen[bytes]) -> None:
 def clean(text: str) -> str:
     """Make a caption one line that any of the scorers can take.
 
-    Characters of scripts without spaces between words become words of their own, because the
-    tokenizers would take a whole sentence for a word. Line breaks and other white space become
-    single spaces. "|||" separates the fields of METEOR's protocol, so it becomes a space; half of a
-    surrogate pair, which UTF-8 cannot hold, becomes "?".
+    Characters of scripts without spaces become words of their own, because the tokenizers would
+    take a whole sentence for a word. "|||" separates the fields of METEOR's protocol, so it becomes
+    a space; half of a surrogate pair, which UTF-8 cannot hold, becomes "?".
     """
     text = text.encode("utf-8", "replace").decode("utf-8")
     if not text.isascii():
@@ -295,9 +287,7 @@ def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]
 
 
 def _with_python_tokenizer(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
-    return python_scores(
-        [tokenize(text) for text in texts], [[tokenize(text) for text in row] for row in truths]
-    )
+    return python_scores(list(map(tokenize, texts)), [list(map(tokenize, row)) for row in truths])
 
 
 def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:

@@ -7,7 +7,7 @@ import functools
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,9 +16,8 @@ import numpy as np
 from captioner.data.tars import ImagePath
 from captioner.errors import DataError
 
-# The word list of CHAIR (Rohrbach et al., 2018, "Object Hallucination in Image Captioning", section
-# 2), as published in data/synonyms.txt of github.com/LisaAnne/Hallucination: a line for each of
-# COCO's 80 categories, its name first.
+# The word list of CHAIR (Rohrbach et al., 2018, section 2), as published in data/synonyms.txt of
+# github.com/LisaAnne/Hallucination: a line for each of COCO's 80 categories, its name first.
 SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
 # Plurals that no ending gives away.
 IRREGULAR = {
@@ -49,13 +48,9 @@ _COCO_NUMBER = re.compile(r"(?:.*_)?(\d{12})\.\w+")
 @functools.cache
 def category_names() -> dict[str, str]:
     """Return the category that each word, or pair of words, of CHAIR's list names."""
-    names: dict[str, str] = {}
-    for line in SYNONYMS.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#"):
-            continue
-        category, *synonyms = (name.strip().lower() for name in line.split(","))
-        names |= dict.fromkeys([category, *synonyms], category)
-    return names
+    lines = SYNONYMS.read_text(encoding="utf-8").lower().splitlines()
+    entries = [[name.strip() for name in line.split(",")] for line in lines if line[:1] != "#"]
+    return {name: names[0] for names in entries for name in names}
 
 
 def category_of(words: str) -> str | None:
@@ -135,23 +130,21 @@ class Objects:
         """
         file, number = self._files[image[0]], image[1]
         categories = file.getCatIds(catNms=[category])
-        found = [
-            annotation
-            for annotation in file.imgToAnns.get(number, ())
-            if annotation["category_id"] in categories
-        ]
-        if not found:
-            return None
         size = file.imgs[number]
         mask = np.zeros((size["height"], size["width"]), bool)
-        for annotation in found:
-            outlines = _outlines(annotation)
-            if not outlines:
-                x, y, width, height = annotation["bbox"]
-                mask[_pixels(y, height), _pixels(x, width)] = True
-            else:
+        for annotation in file.imgToAnns.get(number, ()):
+            if annotation["category_id"] not in categories:
+                continue
+            outlines = annotation.get("segmentation")
+            if isinstance(outlines, list):
+                # Of fewer than three corners, pycocotools takes a polygon for a box, or fails.
+                outlines = [polygon for polygon in outlines if len(polygon) >= 6]
+            if outlines:
                 drawn = file.annToMask(annotation | {"segmentation": outlines})
                 mask |= drawn.astype(bool)
+            else:
+                x, y, width, height = annotation["bbox"]
+                mask[_pixels(y, height), _pixels(x, width)] = True
         return mask if mask.any() else None
 
 
@@ -179,15 +172,6 @@ def _pixels(start: float, length: float) -> slice:
     first = round(start)
     # A negative index would count from the photo's other edge.
     return slice(max(0, first), max(0, first + 1, round(start + length)))
-
-
-def _outlines(annotation: Mapping[str, Any]) -> Any:
-    """Return an annotation's outline: run lengths, or its polygons of at least three corners.
-
-    Polygons of fewer corners enclose nothing; pycocotools takes them for boxes, or fails.
-    """
-    found = annotation.get("segmentation")
-    return [polygon for polygon in found if len(polygon) >= 6] if isinstance(found, list) else found
 
 
 def _number_in(name: str) -> str:

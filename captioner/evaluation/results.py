@@ -33,23 +33,24 @@ def results_of(
 ) -> dict[str, Any]:
     """Return the content of results.json; further fields are taken as given.
 
-    "captions" is what pycocotools' loadRes reads: [{"image_id": ..., "caption": ...}, ...].
-    "images" holds what `read_results` needs of each image, and its file name from `names`.
+    "captions" is what pycocotools' loadRes reads. "images" holds what `read_results` needs of each
+    image, and its file name from `names`.
     """
+    images = [
+        {
+            "image_id": image_id,
+            **({"file_name": names[image_id]} if names else {}),
+            "scores": {name: each[image_id] for name, each in scores.per_image.items()},
+            "counts": {name: each[image_id] for name, each in scores.counts.items()},
+        }
+        for image_id in captions
+    ]
     return {
         "metrics": scores.metrics,
         "num_images": len(captions),
         "captions": captions_list(captions),
         "signature": dict(signature),
-        "images": [
-            {
-                "image_id": image_id,
-                **({"file_name": names[image_id]} if names else {}),
-                "scores": {name: each[image_id] for name, each in scores.per_image.items()},
-                "counts": {name: each[image_id] for name, each in scores.counts.items()},
-            }
-            for image_id in captions
-        ],
+        "images": images,
         **further,
     }
 
@@ -70,10 +71,7 @@ def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]]) -> str:
-    """Return a digest of the images and references of an evaluation, whatever their order.
-
-    Results with the same digest can be compared.
-    """
+    """Return a digest of images and references in any order; results of one can be compared."""
     rows = sorted(json.dumps([str(i), names[i], list(references[i])]) for i in references)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
@@ -111,16 +109,12 @@ def image_scores(results: Mapping[str, Any]) -> ImageScores:
 
 
 def read_captions(path: Path, split: str) -> dict[str, str]:
-    """Read one caption an image, as any model may have written them.
+    """Read one caption an image, by id or name of the image, as any model may have written them.
 
     Args:
-        path: COCO results ([{"image_id": ..., "caption": ...}]), a results.json of `captioner
-            evaluate`, a JSON object of names and captions, a table, or an output of `captioner
-            batch`.
+        path: COCO results, a results.json of `captioner evaluate`, a JSON object of names and
+            captions, a table, or an output of `captioner batch`.
         split: Rows to read of a table that names splits.
-
-    Returns:
-        Captions by id or by the name of the image, whichever the file has.
 
     Raises:
         DataError: There is no caption in it.
@@ -165,7 +159,7 @@ def match_captions(
     suffix, or by COCO's number. The way that finds the most images is taken.
     """
     found: dict[int | str, str] = {}
-    for key_of in (_path_tail, _file_name, _stem, _number, str):
+    for key_of in _KEYS:
         ids: dict[str, int | str | None] = {}
         for image in images:
             key = key_of(str(image.image_id if key_of is str else image.path))
@@ -176,19 +170,19 @@ def match_captions(
     return found
 
 
-def _path_tail(name: str) -> str:
-    return "/".join(name.replace("\\", "/").split("/")[-2:])
-
-
-def _file_name(name: str) -> str:
-    return _path_tail(name).rpartition("/")[2]
+def _path_tail(name: str, parts: int = 2) -> str:
+    return "/".join(name.replace("\\", "/").split("/")[-parts:])
 
 
 def _stem(name: str) -> str:
-    return Path(_file_name(name)).stem
+    return Path(_path_tail(name, 1)).stem
 
 
 def _number(name: str) -> str:
     """Return the number that a name ends in, such as COCO's, without leading zeros."""
     match = re.search(r"(\d+)$", _stem(name))
     return match[1].lstrip("0") if match else ""
+
+
+# With its folder, without, without the suffix, COCO's number, and the id.
+_KEYS = (_path_tail, lambda name: _path_tail(name, 1), _stem, _number, str)

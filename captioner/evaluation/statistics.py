@@ -21,11 +21,11 @@ def corpus_statistics(
 ) -> dict[str, float | None]:
     """Count how varied and well formed captions are, in lower-cased words without punctuation.
 
-    Returns num_captions; distinct_ratio, different captions / captions; novel_ratio, those that are
-    none of the `training` captions (None without these); vocabulary_used, different words;
-    mean_length_words and sd_length_words; bad_ending_rate, captions that end in one of BAD_ENDINGS;
-    repeated_N_gram_rate, captions that say the same N words twice, and of N 1, twice in a row. All
-    zero for no captions.
+    Returns:
+        num_captions; distinct_ratio, different captions / captions; novel_ratio, those that are
+        none of the `training` captions (None without these); vocabulary_used, different words;
+        mean_length_words, sd_length_words; bad_ending_rate, captions that end in BAD_ENDINGS;
+        repeated_N_gram_rate, captions that say N words twice (of N 1, twice in a row).
     """
     tokenised = [tokenize(caption).split() for caption in captions]
     count = max(1, len(tokenised))

@@ -57,12 +57,13 @@ def result_tables(results: Mapping[str, Any]) -> list[Table]:
 
 
 def _scores(results: Mapping[str, Any]) -> Table:
-    rows: list[list[Cell]] = []
-    for name, value in results["metrics"].items():
-        if value is None:
-            rows.append([name, results["signature"][name].partition(":")[0], "", ""])
-        else:
-            rows.append([name, value, *results["intervals"][name]])
+    signature, intervals = results["signature"], results["intervals"]
+    rows: list[list[Cell]] = [
+        [name, signature[name].partition(":")[0], "", ""]
+        if value is None
+        else [name, value, *intervals[name]]
+        for name, value in results["metrics"].items()
+    ]
     title = f"Scores of {results['num_images']} photos, with 95 % intervals by the bootstrap"
     return Table(title, ["", "score", "from", "to"], rows)
 
@@ -76,16 +77,13 @@ def _statistics(found: Mapping[str, float | None]) -> Table:
 
 
 def _calibration(found: Mapping[str, Any]) -> Table:
-    return Table(
-        "Confidence",
-        ["", ""],
-        [
-            ["expected calibration error", found["ece"]],
-            ["area under the curve", found["auc"]],
-            ["share of right captions", found["right"]],
-            ["of the surest half", found["risk_coverage"][4]["right"]],
-        ],
-    )
+    rows = [
+        ["expected calibration error", found["ece"]],
+        ["area under the curve", found["auc"]],
+        ["share of right captions", found["right"]],
+        ["of the surest half", found["risk_coverage"][4]["right"]],
+    ]
+    return Table("Confidence", ["", ""], rows)
 
 
 def _grounding(found: Mapping[str, Any]) -> Table:

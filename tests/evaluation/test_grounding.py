@@ -15,7 +15,7 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import DataError
-from captioner.evaluation.evaluate import AttentionSettings, measure_attention
+from captioner.evaluation.evaluate import measure_attention
 from captioner.evaluation.grounding import (
     CENTRE_SIGMA,
     cell_hits,
@@ -192,9 +192,8 @@ def test_words_of_several_pieces_are_grounded_as_whole_words(tmp_path: Path) -> 
     tiny.photo(1, WIDTH, HEIGHT)[0].save(image.path)
     model, config, words = tiny.model()
     subwords = Vocabulary([f"▁{word}" for word in words.words], SubwordTokenizer())
-    settings = AttentionSettings(objects=Objects(path))
     captioner = Captioner(model, config, subwords)
-    found = measure_attention(captioner, [image], {7: written}, settings)["grounding"]
+    found = measure_attention(captioner, [image], {7: written}, objects=Objects(path))["grounding"]
     assert found["captions"]["num_words"] == 2
     for name, value in summary(expected)["by_category"]["skateboard"].items():
         assert found["captions"]["by_category"]["skateboard"][name] == pytest.approx(value)
