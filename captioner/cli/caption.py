@@ -337,7 +337,7 @@ class _CaptionRun:
 
     def _caption(self, photos: list[_Photo], models: _Models) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
-        from captioner.data.image_batches import opened
+        from captioner.data.inputs import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments

@@ -16,7 +16,7 @@ from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
     from captioner.data.captioned import Split
-    from captioner.data.image_checks import ImageFacts
+    from captioner.data.checks import ImageFacts
     from captioner.data.layouts import CaptionedData
     from captioner.data.tars import ImagePath
 
@@ -56,9 +56,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.caption_checks import caption_findings
-    from captioner.data.image_checks import (
+    from captioner.data.checks import (
         SMALL_PX,
+        caption_findings,
         caption_statistics,
         duplicates,
         read_images,
@@ -145,7 +145,7 @@ def _read_splits(
 def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     """Return a sentence if the bundled models know few of the words: another language."""
     from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
-    from captioner.data.image_checks import OTHER_LANGUAGE, known_share
+    from captioner.data.checks import OTHER_LANGUAGE, known_share
 
     texts = [text for split in splits.values() for i in split.images for text in i.captions]
     if not texts or not bundled_models():

@@ -160,7 +160,7 @@ def _caption_split(
     data: CaptionedData, arguments: argparse.Namespace, options: Mapping[str, Any]
 ) -> tuple[Evaluation, list[CaptionedImage], int]:
     """Caption the photos of a split and score them; return the photos and the exit code, too."""
-    from captioner.data.caption_checks import same_caption
+    from captioner.data.checks import same_caption
     from captioner.evaluation.evaluate import evaluate
 
     split = data.split(arguments.split)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from captioner.data.caption_checks import Markers
+from captioner.data.checks import Markers
 from captioner.data.tars import ImagePath
 from captioner.errors import listed
 

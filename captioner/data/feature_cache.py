@@ -89,7 +89,7 @@ class FeatureCrop:
         if generator.random() < self.flip:
             features = features.flip(-1)
         side = math.sqrt(generator.uniform(self.min_area, 1.0))
-        limit = min(MAX_STRETCH, -math.log(side))  # or a side would exceed the map
+        limit = min(MAX_STRETCH, abs(math.log(side)))  # or a side would exceed the map
         stretch = math.exp(generator.uniform(-limit, limit))
         height, width = side * stretch, side / stretch
         # centre of the crop, in halves of the map from its centre

@@ -1,10 +1,11 @@
-"""The images that a caption can be asked for: files, bytes, pixels, prepared inputs."""
+"""The images that a caption can be asked for: files, bytes, pixels, prepared inputs; batches."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -12,6 +13,7 @@ from PIL import Image
 from captioner.data.tars import ImagePath, TarMember
 from captioner.data.transforms import ImageTransform, open_image, upright_rgb
 from captioner.errors import ConfigError, ImageError
+from captioner.runtime.parallel import Device, prefetch
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ ImageInput: TypeAlias = (
     "str | ImagePath | bytes | IO[bytes] | Image.Image | np.ndarray | Tensor"
     " | tuple[Tensor | np.ndarray, Geometry]"
 )
+BATCH_IMAGES = 32
+BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a pixel
+
+Key = TypeVar("Key")
 
 
 def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
@@ -108,3 +114,42 @@ def _is_array(value: object) -> bool:
     """Return whether a value is an array or a tensor, without importing PyTorch."""
     tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
     return tensor or isinstance(value, np.ndarray)
+
+
+def opened(
+    images: Iterable[tuple[Key, Any]],
+    failed: Callable[[Key, ImageError], None],
+    device: Device,
+    *,
+    read: Callable[[Any], Image.Image] = open_image,
+) -> Iterator[list[tuple[Key, Image.Image]]]:
+    """Open images and yield them in batches.
+
+    Args:
+        images: Each image's key, and what `read` takes.
+        failed: Called with the key of each image that cannot be read, and the reason.
+        device: The device that will compute on the batches: a GPU has images read ahead for it.
+
+    Yields:
+        Batches of keys and upright RGB images, at most BATCH_IMAGES of them, fewer of large ones.
+    """
+
+    def try_to_read(image: tuple[Key, Any]) -> tuple[Key, Image.Image | ImageError]:
+        try:
+            return image[0], read(image[1])
+        except ImageError as error:
+            return image[0], error
+
+    batch: list[tuple[Key, Image.Image]] = []
+    pixels = 0
+    for key, image in prefetch(try_to_read, images, device):
+        if isinstance(image, ImageError):
+            failed(key, image)
+            continue
+        batch.append((key, image))
+        pixels += image.width * image.height
+        if len(batch) == BATCH_IMAGES or pixels >= BATCH_PIXELS:
+            yield batch
+            batch, pixels = [], 0
+    if batch:
+        yield batch

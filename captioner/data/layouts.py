@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from captioner.data.caption_checks import Markers, is_caption
 from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import FolderTree, ImageFinder
 from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
 from captioner.data.tars import ImagePath, TarMember

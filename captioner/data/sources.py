@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from captioner.config import SourceConfig
-from captioner.data.caption_checks import caption_findings
 from captioner.data.captioned import CaptionedImage
+from captioner.data.checks import caption_findings
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.splits import VAL_SHARE
 from captioner.data.tokenizer import Tokenizer, WordTokenizer

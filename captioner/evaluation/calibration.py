@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.checkpoint import add_files
-from captioner.data.image_batches import opened
+from captioner.data.inputs import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.metrics import tokenize

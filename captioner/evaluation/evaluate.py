@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.data.captioned import CaptionedImage
-from captioner.data.image_batches import opened
+from captioner.data.inputs import opened
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report

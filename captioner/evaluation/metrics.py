@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from captioner.data.caption_checks import has_words
+from captioner.data.checks import has_words
 from captioner.data.tokenizer import begins_unspaced
 from captioner.errors import DataError
 from captioner.registry import METRICS

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.data import image_batches
-from captioner.data.image_batches import opened
+from captioner.data import inputs
+from captioner.data.inputs import opened
 from captioner.runtime import parallel as passes
 
 
@@ -20,7 +20,7 @@ def test_batches_keep_the_order_and_leave_out_unreadable_photos(
 ) -> None:
     """Nothing touches the GPU: for it, photos are read by several threads."""
     monkeypatch.setattr(passes, "usable_cores", lambda: 4)
-    monkeypatch.setattr(image_batches, "BATCH_IMAGES", 3)
+    monkeypatch.setattr(inputs, "BATCH_IMAGES", 3)
     paths = [tmp_path / f"{number}.png" for number in range(10)]
     for number, path in enumerate(paths):
         Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
@@ -43,7 +43,7 @@ def test_batches_keep_the_order_and_leave_out_unreadable_photos(
 
 
 def test_large_photos_make_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_batches, "BATCH_PIXELS", 100)
+    monkeypatch.setattr(inputs, "BATCH_PIXELS", 100)
     paths = [tmp_path / f"{number}.png" for number in range(5)]
     for path in paths:
         Image.new("RGB", (8, 8)).save(path)

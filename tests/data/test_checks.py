@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.caption_checks import Markers, caption_findings
 from captioner.data.captioned import CaptionedImage, Split
+from captioner.data.checks import Markers, caption_findings
 from captioner.data.layouts import read_split
 from captioner.data.tokenizer import WordTokenizer
 
