@@ -222,7 +222,7 @@ def test_sources_are_read_named_and_survive_being_written() -> None:
     assert again == config
     assert isinstance(again.data.sources, tuple)
     assert type(sources[0].weight) is float
-    validate(config)
+    validate(replace(config, train=replace(config.train, val_source="people")))
 
 
 @pytest.mark.parametrize(
@@ -237,33 +237,6 @@ def test_the_command_line_names_the_source_of_a_root(roots: str, expected: list[
     data = with_source_roots(from_yaml(Config, SOURCES).data, roots)
     assert [source.root for source in data_sources(data)] == expected
     assert data_sources(data)[0].weight == 0.5
-
-
-@pytest.mark.parametrize(
-    ("sources", "facts"),
-    [
-        ("[{name: a}]", ["data.sources", "root", "--data.root a="]),
-        ("[{name: a, root: x}, {name: a, root: y}]", ["data.sources", "name a"]),
-        ("[{root: x, train_split: null}]", ["data.sources", "train_split"]),
-        ("[]", ["data.sources"]),
-    ],
-)
-def test_sources_that_cannot_be_trained_on_are_refused(sources: str, facts: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        validate(from_yaml(Config, f"data: {{sources: {sources}}}"))
-    assert [fact for fact in facts if fact not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("chosen", "accepted"), [("people", True), ("table-3", False), ("x", False)]
-)
-def test_the_source_that_decides_must_be_validated_on(chosen: str, accepted: bool) -> None:
-    config = from_yaml(Config, f"{SOURCES}\ntrain: {{val_source: {chosen}}}")
-    if accepted:
-        validate(config)
-        return
-    with pytest.raises(ConfigError, match=r"^train\.val_source: .*people.*coco"):
-        validate(config)
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -318,45 +291,24 @@ def test_settings_import_no_torch() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_section_or_key_is_named_with_the_accepted_ones() -> None:
-    message = refusal("encodr: {backbone: vgg19}")
-    assert "encodr" in message
-    assert all(section.name in message for section in fields(Config))
-    message = refusal("encoder: {tpa: {}}")
-    assert "encoder.tpa" in message
-    assert all(field.name in message for field in fields(Config().encoder))
-
-
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "facts"),
     [
-        ("decoder: {hidden_dim: many}", "decoder.hidden_dim"),
-        ("encoder: vgg19", "encoder: "),
-        ("optim: {lr: fast}", "optim.lr"),
-        ("preprocess: {mean: [0.1, 0.2]}", "preprocess.mean"),
-        ("data: {sources: [{root: a, nmae: b}]}", "nmae"),
-        ("data: {sources: [{root: a, weight: 0}]}", "data.sources.weight"),
+        ("encodr: {backbone: vgg19}", ["encodr", *(section.name for section in fields(Config))]),
+        ("encoder: {tpa: {}}", ["encoder.tpa", *(key.name for key in fields(Config().encoder))]),
+        ("decoder: {hidden_dim: many}", ["decoder.hidden_dim"]),
+        ("encoder: vgg19", ["encoder: "]),
+        ("preprocess: {mean: [0.1, 0.2]}", ["preprocess.mean"]),
+        ("data: {sources: [{root: a, nmae: b}]}", ["nmae"]),
+        ("data: {sources: [{root: a, weight: 0}]}", ["data.sources.weight"]),
+        ("decoder: {gate: other}", ["decoder.gate", "none", "scalar", "vector"]),
+        ("data: {format: other}", ["data.format", "flickr8k", "karpathy", "coco", "table"]),
+        ("attention: {score: other}", ["attention.score", *SCORES]),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_refused_by_its_key(text: str, key: str) -> None:
-    assert key in refusal(text)
-
-
-@pytest.mark.parametrize(
-    ("key", "accepted"),
-    [
-        ("decoder.gate", ["none", "scalar", "vector"]),
-        ("data.format", ["flickr8k", "karpathy", "coco", "table"]),
-        ("attention.score", list(SCORES)),
-    ],
-)
-def test_a_choice_that_is_not_offered_is_refused_with_those_that_are(
-    key: str, accepted: list[str]
-) -> None:
-    section, name = key.split(".")
-    message = refusal(f"{section}: {{{name}: other}}")
-    assert key in message
-    assert all(choice in message for choice in accepted)
+def test_unusable_settings_are_named_with_what_is_accepted(text: str, facts: list[str]) -> None:
+    message = refusal(text)
+    assert [fact for fact in facts if fact not in message] == []
 
 
 # a setting of each type of numbers, with values that it refuses
@@ -411,34 +363,37 @@ def test_settings_from_python_are_checked_like_those_from_yaml(
         validate(wrong)
 
 
+LEARNED = "decoder: {kind: transformer, positions: learned, max_positions: 30}"
+
+
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "key", "facts"),
     [
-        ("hard: {samples: 1}", "hard.samples"),
-        ("self_critical: {samples: 1}", "self_critical.samples"),
-        ("self_critical: {samples: 2}\nloss: {attention_effect: 0.5}", "loss.attention_effect"),
-        ("self_critical: {samples: 2}\nloss: {teachers: [soft]}", "loss.teachers"),
-        ("self_critical: {samples: 2}\nattention: {select: hard}", "self_critical.samples"),
-        ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select"),
-        ("data: {cache_min_area: 0.5}", "data.cache_min_area"),
-        (
-            "decoder: {kind: transformer, positions: learned, max_positions: 20}",
-            "decoder.max_positions",
-        ),
-        (
-            "decoder: {kind: transformer, positions: learned, max_positions: 30}\n"
-            "data: {max_words: 30}",
-            "decoder.max_positions",
-        ),
-        (
-            "decoder: {kind: transformer, positions: learned}\ndata: {max_words: null}",
-            "decoder.max_positions",
-        ),
+        ("hard: {samples: 1}", "hard.samples", []),
+        ("self_critical: {samples: 1}", "self_critical.samples", []),
+        ("self_critical: {samples: 2}\nloss: {attention_effect: 0.5}", "loss.attention_effect", []),
+        ("self_critical: {samples: 2}\nloss: {teachers: [soft]}", "loss.teachers", []),
+        ("self_critical: {samples: 2}\nattention: {select: hard}", "self_critical.samples", []),
+        ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select", []),
+        ("data: {cache_min_area: 0.5}", "data.cache_min_area", []),
+        (f"{LEARNED}\ndecoding: {{max_words: 31}}", "decoder.max_positions", ["use 31"]),
+        (f"{LEARNED}\ndata: {{max_words: 30}}", "decoder.max_positions", ["use 31"]),
+        (f"{LEARNED}\ndata: {{max_words: null}}", "decoder.max_positions", ["data.max_words"]),
+        ("data: {sources: [{name: a}]}", "data.sources", ["root", "--data.root a="]),
+        ("data: {sources: [{name: a, root: x}, {name: a, root: y}]}", "data.sources", ["name a"]),
+        ("data: {sources: [{root: x, train_split: null}]}", "data.sources", ["train_split"]),
+        ("data: {sources: []}", "data.sources", []),
+        (f"{SOURCES}\ntrain: {{val_source: table-3}}", "train.val_source", ["people", "coco"]),
     ],
 )
-def test_settings_that_exclude_each_other_are_refused(text: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key}: ".replace(".", r"\.")):
+def test_settings_that_exclude_each_other_are_refused(
+    text: str, key: str, facts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
         validate(from_yaml(Config, text))
+    message = str(caught.value)
+    assert message.startswith(f"{key}: ")
+    assert [fact for fact in facts if fact not in message] == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_training_state
+from captioner.config import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
 from captioner.training.run_log import RunLog
@@ -29,6 +30,20 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def broken_table(tmp_path: Path) -> Path:
     return tiny.draw_table(tmp_path / "photos", train=13)
+
+
+def train_until(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    call: int,
+    error: type[BaseException],
+    config: Config,
+) -> None:
+    """Train until this function raises this error in its n-th call."""
+    with monkeypatch.context() as patched:
+        interrupt(patched, name, call, error)
+        with pytest.raises(error):
+            train(config)
 
 
 def weights(run: Path, folder: str = "last") -> bytes:
@@ -80,10 +95,7 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     error: type[BaseException],
 ) -> None:
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        interrupt(patched, name, call, error)
-        with pytest.raises(error):
-            train(tiny.recipe(table, run))
+    train_until(monkeypatch, name, call, error, tiny.recipe(table, run))
     torch.manual_seed(99)
     train(tiny.recipe(table, run), resume=(run / "last").exists())
     assert entries(run) == entries(whole)
@@ -95,10 +107,13 @@ def test_a_run_killed_between_its_first_best_and_last_can_be_resumed(
     whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        interrupt(patched, "save_model", 3, Interrupted)
-        with pytest.raises(Interrupted):
-            train(tiny.recipe(table, run, train__checkpoint_every=0))
+    train_until(
+        monkeypatch,
+        "save_model",
+        3,
+        Interrupted,
+        tiny.recipe(table, run, train__checkpoint_every=0),
+    )
     assert (run / "best").exists()
     train(tiny.recipe(table, run, train__checkpoint_every=0), resume=True)
     assert entries(run) == entries(whole)
@@ -156,10 +171,9 @@ def test_other_recipes_resume_exactly_too(
 ) -> None:
     runs = [tmp_path / "whole", tmp_path / "cut"]
     train(tiny.recipe(table, runs[0], **changed))
-    with monkeypatch.context() as patched:
-        interrupt(patched, "learning_rate_factor", 6, Interrupted)
-        with pytest.raises(Interrupted):
-            train(tiny.recipe(table, runs[1], **changed))
+    train_until(
+        monkeypatch, "learning_rate_factor", 6, Interrupted, tiny.recipe(table, runs[1], **changed)
+    )
     train(tiny.recipe(table, runs[1], **changed), resume=True)
     assert entries(runs[1]) == entries(runs[0])
     assert weights(runs[1]) == weights(runs[0])
@@ -194,13 +208,6 @@ def test_the_log_has_the_models_rate_and_the_root_of_the_mean_square_advantage(
 # --------------------------------------------------------------------------- changes when resuming
 
 
-def half_done(table: Path, run: Path, monkeypatch: pytest.MonkeyPatch, **changed: object) -> None:
-    with monkeypatch.context() as patched:
-        interrupt(patched, "learning_rate_factor", 6, Interrupted)
-        with pytest.raises(Interrupted):
-            train(tiny.recipe(table, run, **changed))
-
-
 def test_a_changed_learning_rate_takes_effect_and_is_reported(
     table: Path,
     tmp_path: Path,
@@ -209,7 +216,8 @@ def test_a_changed_learning_rate_takes_effect_and_is_reported(
 ) -> None:
     run = tmp_path / "run"
     constant = {"optim__schedule": "constant", "optim__warmup_steps": 0}
-    half_done(table, run, monkeypatch, optim__lr=1e-3, **constant)
+    recipe = tiny.recipe(table, run, optim__lr=1e-3, **constant)
+    train_until(monkeypatch, "learning_rate_factor", 6, Interrupted, recipe)
     capsys.readouterr()
     train(tiny.recipe(table, run, optim__lr=1e-4, **constant), resume=True)
     assert f"optim.lr: changed since {run} began" in capsys.readouterr().err
@@ -233,10 +241,7 @@ def test_there_is_nothing_to_resume_before_the_first_checkpoint(
 ) -> None:
     with pytest.raises(CaptionerError, match="there is no run to resume"):
         train(tiny.recipe(table, tmp_path / "run"), resume=True)
-    with monkeypatch.context() as patched:
-        interrupt(patched, "caption_losses", 1, Interrupted)
-        with pytest.raises(Interrupted):
-            train(tiny.recipe(table, tmp_path / "run"))
+    train_until(monkeypatch, "caption_losses", 1, Interrupted, tiny.recipe(table, tmp_path / "run"))
     with pytest.raises(CaptionerError, match="there is no run to resume"):
         train(tiny.recipe(table, tmp_path / "run"), resume=True)
 
@@ -245,10 +250,13 @@ def test_an_interrupt_leaves_a_checkpoint_even_with_none_in_mid_epoch(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        interrupt(patched, "validate", 1, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny.recipe(table, run, train__checkpoint_every=0))
+    train_until(
+        monkeypatch,
+        "validate",
+        1,
+        KeyboardInterrupt,
+        tiny.recipe(table, run, train__checkpoint_every=0),
+    )
     assert load_training_state(run / "last")["step"] == 4
 
 
