@@ -23,7 +23,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from captioner.types import AttentionOutput, Grid
 OPSET = 20
 _ONNX_TYPES = {"F16": 10, "BF16": 16, "F32": 1, "F64": 11}  # of safetensors; TensorProto's numbers
 _WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes
+Places: TypeAlias = dict[str, tuple[str, list[int], int]]
 ATTENTION = ("weights", "beta", "cells", "heads")  # what a step gives of its AttentionOutput
 
 
@@ -73,7 +74,7 @@ def graph_files(
         import onnx
         import onnxscript  # noqa: F401  (torch's exporter needs it)
     model = copy.deepcopy(model).cpu().float().eval()
-    places = WeightPlaces(model, weights_file)
+    places = weight_places(model, weights_file)
     with torch.no_grad(), progress_bar(total=len(GRAPHS), desc="graphs", unit="graph") as bar:
         images = torch.rand(2, 3, *size_px)
         grid = model.encoder(images)
@@ -99,7 +100,7 @@ def graph_files(
 
 @torch.no_grad()
 def decoder_graphs(
-    decoder: Decoder, grid: Grid, places: WeightPlaces, exported: Callable[[], Any] = lambda: None
+    decoder: Decoder, grid: Grid, places: Places, exported: Callable[[], Any] = lambda: None
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the graphs of a decoder, and their part of the description.
 
@@ -286,30 +287,27 @@ def _filled(example: Any, tensors: Iterator[Tensor], **given: Any) -> Any:
 # --- ONNX -----------------------------------------------------------------------------------------
 
 
-class WeightPlaces:
-    """Where the weights of a model stand in its safetensors file."""
-
-    def __init__(self, model: nn.Module, file: Path) -> None:
-        with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(length))
-        self.stored = {
-            name: (entry["dtype"], entry["shape"], 8 + length + entry["data_offsets"][0])
-            for name, entry in header.items()
-            if name != "__metadata__" and entry["dtype"] in _ONNX_TYPES
-        }
-        state = model.state_dict(keep_vars=True)
-        by_pointer = {state[name].data_ptr(): name for name in self.stored if name in state}
-        # Tied weights are stored once.
-        self.names = {
-            name: by_pointer[value.data_ptr()]
-            for name, value in state.items()
-            if value.data_ptr() in by_pointer
-        }
+def weight_places(model: nn.Module, file: Path) -> Places:
+    """Return where the weights of a model stand in its safetensors file: type, shape, offset."""
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    state = model.state_dict(keep_vars=True)
+    by_pointer = {  # tied weights are stored once
+        state[name].data_ptr(): (
+            entry["dtype"],
+            entry["shape"],
+            8 + length + entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+        if name in state and entry["dtype"] in _ONNX_TYPES
+    }
+    pointers = {name: value.data_ptr() for name, value in state.items()}
+    return {name: by_pointer[each] for name, each in pointers.items() if each in by_pointer}
 
 
 def _onnx(
-    module: _Graph, inputs: dict[str, Tensor], outputs: Sequence[str], places: WeightPlaces
+    module: _Graph, inputs: dict[str, Tensor], outputs: Sequence[str], places: Places
 ) -> bytes:
     """Return an ONNX file, the weights of which are places in another.
 
@@ -367,17 +365,17 @@ def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:
     return shapes
 
 
-def _refer_to_file(proto: Any, places: WeightPlaces) -> None:
+def _refer_to_file(proto: Any, places: Places) -> None:
     """Replace the model's weights in a graph by their places in the file, in its own type."""
     from onnx import TensorProto, helper
 
     kept, casts = [], []
     for tensor in proto.graph.initializer:
         name = tensor.name.removeprefix("module.")
-        if name not in places.names:
+        if name not in places:
             kept.append(tensor)
             continue
-        kind, shape, offset = places.stored[places.names[name]]
+        kind, shape, offset = places[name]
         assert list(tensor.dims) == shape, name
         size = math.prod(shape)
         stored = TensorProto(name=tensor.name, dims=shape, data_type=_ONNX_TYPES[kind])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from captioner.config import DecodingConfig, HardAttentionMode, validate_section
@@ -104,14 +104,11 @@ class SearchOptions:
         repeatable = None
         if decoding.no_repeat_content and has_words:
             repeatable = tuple(index for (index,) in vocabulary.encode_phrases(REPEATED))
-        options = cls(
-            beam_size=decoding.beam_size,
-            max_words=decoding.max_words,
-            min_words=decoding.min_words,
-            length_penalty=0.8 if decoding.length_penalty is None else decoding.length_penalty,
-            no_repeat_ngram=decoding.no_repeat_ngram,
-            no_repeat_around=tuple(map(tuple, phrases)),
-            repeatable=repeatable,
-            stop=decoding.stop,
-        )
-        return replace(options, **{name: x for name, x in given.items() if x is not None})
+        same = ("beam_size", "max_words", "min_words", "no_repeat_ngram", "stop")
+        settings: dict[str, Any] = {name: getattr(decoding, name) for name in same}
+        settings |= {
+            "length_penalty": 0.8 if decoding.length_penalty is None else decoding.length_penalty,
+            "no_repeat_around": tuple(map(tuple, phrases)),
+            "repeatable": repeatable,
+        }
+        return cls(**settings | {name: x for name, x in given.items() if x is not None})

@@ -167,12 +167,17 @@ def mean_over_processes(value: Tensor) -> Tensor:
     return total / world_size()
 
 
+def _everyones(value: Result) -> list[Result]:
+    """Return the value of each process."""
+    values: list[Any] = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
     """Return the mean over the processes of each value; one that a process lacks counts as 0."""
-    if world_size() == 1:
-        return dict(values)
-    everyone: list[Any] = [None] * world_size()
-    dist.all_gather_object(everyone, dict(values))
+    everyone = _everyones(dict(values))
     names = dict.fromkeys(name for given in everyone for name in given)
     return {name: sum(g.get(name, 0.0) for g in everyone) / len(everyone) for name in names}
 
@@ -223,9 +228,7 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
         result = function()
     except CaptionerError as raised:
         error = raised
-    errors: list[CaptionerError | None] = [None] * world_size()
-    dist.all_gather_object(errors, error)
-    for process, first in enumerate(errors):
+    for process, first in enumerate(_everyones(error)):
         if first is not None:
             raise (error if error and process == rank() else FailedElsewhere(first)) from None
     return result

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.config import OptimConfig
 from captioner.data.batch import Batch
 from captioner.runtime.distributed import mean_by_name, sum_over_processes
-from captioner.training.interrupts import DeferredInterrupts
+from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.task import LossOutput, TrainingTask
 
 

@@ -22,9 +22,9 @@ from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import from_first_process, parallel, rank, world_size
 from captioner.runtime.draws import seed_of
+from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.checkpointing import save_checkpoint
-from captioner.training.interrupts import DeferredInterrupts
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog

@@ -26,7 +26,7 @@ from captioner.config import AttentionConfig, DecoderConfig, HardAttentionMode
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.errors import CheckpointError
-from captioner.export import WeightPlaces, decoder_graphs
+from captioner.export import decoder_graphs, weight_places
 from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.attention.attention import Memory
 from captioner.models.attention.mode import hard_attention_mode
@@ -81,7 +81,7 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
     save_file(weights, folder / "model.safetensors")
     example = Grid(torch.rand(2, ROWS * COLUMNS, D), ROWS, COLUMNS)
     files, description = decoder_graphs(
-        decoder, example, WeightPlaces(holder, folder / "model.safetensors")
+        decoder, example, weight_places(holder, folder / "model.safetensors")
     )
     for name, content in files.items():
         (folder / name).write_bytes(content)
