@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.cli import load_captioner, parsing, run_command, show
-from captioner.cli.journal import JOURNAL, Journal, settings_digest
 from captioner.cli.output import (
     add_output_options,
     attention_options,
@@ -29,13 +28,12 @@ from captioner.cli.output import (
 )
 from captioner.cli.photos import STANDARD_INPUT, Skipped, is_page, open_photo, photos_in, refusal_of
 from captioner.errors import CaptionerError
-from captioner.files import check_writable
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.cli.alt_text import TextWriter
-    from captioner.cli.drawing import PictureWriter
+    from captioner.cli.output_folder import OutputFolder
     from captioner.types import Caption
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
@@ -103,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        help=f"skip photos that {JOURNAL} in --output lists as done with the same settings",
+        help="skip photos that captions.jsonl in --output lists as done with the same settings",
     )
     add("--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)")
     _add_texts(parser.add_argument_group("alternative texts and caption files").add_argument)
@@ -218,8 +216,7 @@ class _CaptionRun:
         self.failures = 0
         self.done = 0
         self.texts: TextWriter | None = None
-        self.journal: Journal | None = None
-        self.pictures: PictureWriter | None = None
+        self.output: OutputFolder | None = None
         if arguments.write:
             from captioner.cli.alt_text import TextWriter
 
@@ -231,15 +228,11 @@ class _CaptionRun:
         photos = self._collect()
         if not photos and not (self.texts and self.texts.pages):
             return 2
-        names, records = self._names_and_records(photos)
+        records = self._open_output(photos)
         todo = [photo for photo in photos if photo not in records]
         models = self._load_models() if todo else []
-        if self.journal is not None:  # not before: a call that is refused leaves no folder behind
-            from captioner.cli.drawing import PictureWriter
-
-            check_writable(self.journal.file)
-            self.journal.begin()
-            self.pictures = PictureWriter(arguments, names, self._failed)
+        if self.output:  # not before: a call that is refused leaves no folder behind
+            self.output.begin()
         for photo, record in records.items():
             self.done += 1
             if self.texts:
@@ -299,15 +292,13 @@ class _CaptionRun:
                 )
         return models
 
-    def _names_and_records(
-        self, photos: list[_Photo]
-    ) -> tuple[dict[_Photo, str], dict[_Photo, dict[str, Any]]]:
-        """Return the names of the photos' pictures, and the records of those that are done."""
+    def _open_output(self, photos: list[_Photo]) -> dict[_Photo, dict[str, Any]]:
+        """Open the folder of `--output`; return the records of the photos that are done."""
         arguments = self.arguments
         if arguments.output is None:
-            return {}, {}
+            return {}
         from captioner.checkpoint import model_folder
-        from captioner.visualization.files import output_names
+        from captioner.cli.output_folder import OutputFolder, settings_digest
 
         folders = [model_folder(name) for name in self.model_names]
         given = vars(arguments)
@@ -318,22 +309,15 @@ class _CaptionRun:
             options["compare"] = True
         if arguments.min_confidence is not None and arguments.save:
             options["min_confidence"] = arguments.min_confidence  # decides what is drawn
-        self.journal = Journal(arguments.output, settings_digest(folders, options))
-        shown = [Path("stdin" if photo == STANDARD_INPUT else photo) for photo in photos]
-        proposed = dict(zip(photos, output_names(shown), strict=True))
-        names, moved = self.journal.names(proposed)
-        for path in moved if arguments.save else ():
-            logger.info(
-                f"{path}: its pictures are named {names[path]}, because {arguments.output} has "
-                f"{proposed[path]} of another photo"
-            )
+        settings = settings_digest(folders, options)
+        self.output = OutputFolder(arguments, photos, settings, self._failed)
         records: dict[_Photo, dict[str, Any]] = {}
         for photo in photos if arguments.resume else ():
-            if isinstance(photo, Path) and (record := self.journal.done(photo)):
+            if isinstance(photo, Path) and (record := self.output.done(photo)):
                 records[photo] = record
         if records:
             logger.info(f"{len(records)} of {len(photos)} photos were done before")
-        return names, records
+        return records
 
     def _caption(self, photos: list[_Photo], models: _Models) -> None:
         """Open the photos, caption them in batches by every model, and write the output."""
@@ -345,7 +329,7 @@ class _CaptionRun:
         at_random = arguments.sample or any(
             captioner.samples_cells(arguments.at_test, arguments.paths) for _, captioner in models
         )
-        drawing = self.pictures.processes(len(photos)) if self.pictures else nullcontext(0)
+        drawing = self.output.processes(len(photos)) if self.output else nullcontext(0)
         with (
             progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1) as bar,
             drawing as ahead,
@@ -377,8 +361,8 @@ class _CaptionRun:
                 for photo, image, found in batch:
                     shown = self._not_withheld(found)
                     drawn: Callable[[], list[Path]] = list
-                    if self.pictures and shown:
-                        drawn = self.pictures.begin(photo, image, shown)
+                    if self.output and shown:
+                        drawn = self.output.draw(photo, image, shown)
                     waiting.append((photo, found, drawn))
                     while len(waiting) > ahead:
                         write_first()
@@ -412,14 +396,13 @@ class _CaptionRun:
         else:
             self._show_text(photo, found, [*pictures, *files])
         self.done += 1
-        if self.journal is None or self.failures > failures or not isinstance(photo, Path):
+        if not self.output or self.failures > failures or not isinstance(photo, Path):
             return
         content: dict[str, Any] = {"caption": caption.text, "confidence": caption.confidence}
         if arguments.compare:
             shown = self._not_withheld(found)
             content = {"captions": {name: each.text for name, each in shown}}
-        assert self.pictures is not None
-        self.journal.add(photo, self.pictures.names[photo], content, pictures)
+        self.output.add(photo, content, pictures)
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
         """Print a photo's captions and files; further captions or models have a line each."""

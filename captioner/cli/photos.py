@@ -11,7 +11,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.cli.journal import pictures_in
 from captioner.errors import ImageError
 from captioner.log import printable
 
@@ -63,6 +62,7 @@ def photos_in(
         recursive: Also go into the folders inside it; links to folders are not followed.
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
     """
+    from captioner.cli.output_folder import pictures_in
     from captioner.data.codecs import HEIF_SUFFIXES, register_heif
     from captioner.data.transforms import IMAGE_SUFFIXES
     from captioner.visualization.files import PICTURE_ENDINGS

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.transforms import open_image
 
-    photo, problems = arguments.photo, []
+    photo = arguments.photo
     try:
         image = open_image(photo)
     except ImageError as error:
@@ -63,14 +63,12 @@ def _run(arguments: argparse.Namespace) -> int:
         logger.info(f"left out, because the model reads no such characters: {' '.join(left)}")
     captions = [(str(model), caption)]
     pictures: list[Path] = []
+    problem = None
     if arguments.output is not None:
-        from captioner.cli.drawing import PictureWriter
+        from captioner.cli.output_folder import save_pictures
 
-        writer = PictureWriter(
-            arguments, {photo: photo.stem}, lambda _, reason: problems.append(reason)
-        )
-        pictures = writer.begin(photo, image, captions)()
-    for problem in problems:
+        pictures, problem = save_pictures(photo.stem, photo.name, image, captions, arguments)
+    if problem:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:
         ((_, shown),) = of_head(captions, arguments)
@@ -84,4 +82,4 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{printable(photo)}: {caption_note(caption, with_total=True)}{files_note(pictures)}\n"
             f"  the model's own: {caption_note(own, with_total=True)}"
         )
-    return 1 if problems else 0
+    return 1 if problem else 0

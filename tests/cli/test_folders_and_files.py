@@ -17,8 +17,8 @@ from PIL import Image
 from programs import Commands, ProgramResult
 
 from captioner.cli.caption import main
-from captioner.cli.journal import JOURNAL, Journal, read_journal
 from captioner.cli.output import caption_content, caption_note
+from captioner.cli.output_folder import JOURNAL, read_journal
 from captioner.cli.photos import Skipped, photos_in
 from captioner.data import codecs
 from captioner.data.transforms import open_image
@@ -72,18 +72,16 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     assert len(names_in(other_settings)) == 3
 
 
-def test_a_journal_that_a_killed_run_cut_short_is_read(tmp_path: Path) -> None:
-    (tmp_path / "one.jpg").write_bytes(b"photo")
-    journal = Journal(tmp_path, "settings")
-    journal.begin()
-    journal.add(tmp_path / "one.jpg", "one", {"caption": "a dog"}, [])
-    with journal.file.open("a") as file:
-        file.write('{"image": "/half')
-    again = Journal(tmp_path, "settings")
-    again.begin()
-    assert again.done(tmp_path / "one.jpg")["caption"] == "a dog"
-    assert Journal(tmp_path, "others").done(tmp_path / "one.jpg") is None
-    assert len(journal.file.read_text().splitlines()) == 1
+def test_a_journal_that_a_killed_run_cut_short_is_read(
+    caption, folder: Path, tmp_path: Path
+) -> None:
+    options = ("photos", "--output", "out", "--json")
+    assert caption(*options).code == 0
+    journal = tmp_path / "out" / JOURNAL
+    first, second = journal.read_text().splitlines()
+    journal.write_text(f"{first}\n{second[:40]}")
+    assert names_in(caption(*options, "--resume")) == ["photos/two.png"]
+    assert len(journal.read_text().splitlines()) == 2, "it is written anew"
 
 
 @pytest.mark.parametrize(

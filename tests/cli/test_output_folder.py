@@ -11,31 +11,31 @@ import pytest
 from PIL import Image
 
 from captioner.cli.caption import _parser
-from captioner.cli.drawing import PROCESSES_FROM, PictureWriter
 from captioner.cli.output import check_output_options
+from captioner.cli.output_folder import PROCESSES_FROM, OutputFolder
 from captioner.types import Caption, Geometry
 
 Problems = list[tuple[object, object]]
 
 
 @pytest.fixture
-def writer_of() -> Iterator[Callable[..., PictureWriter]]:
+def writer_of() -> Iterator[Callable[..., OutputFolder]]:
     """Makes a writer of sheets and words in a folder, with processes or without."""
     with ExitStack() as stack:
 
-        def make(folder: Path, problems: Problems, photos: int = 1) -> PictureWriter:
+        def make(folder: Path, problems: Problems, photos: int = 1) -> OutputFolder:
             parser = _parser()
             arguments = parser.parse_args(["photo.jpg", "--output", str(folder), "--words"])
             check_output_options(parser, arguments)
-            names: dict[Path | str, str] = {Path(f"{n}.jpg"): f"photo{n}" for n in range(3)}
-            writer = PictureWriter(arguments, names, lambda *problem: problems.append(problem))
+            drawn = [Path(f"photo{n}.jpg") for n in range(3)]
+            writer = OutputFolder(arguments, drawn, "", lambda *problem: problems.append(problem))
             stack.enter_context(writer.processes(photos))
             return writer
 
         yield make
 
 
-def begin(writer: PictureWriter, number: int) -> Callable[[], list[Path]]:
+def begin(writer: OutputFolder, number: int) -> Callable[[], list[Path]]:
     maps = np.random.default_rng(number).dirichlet(np.full(63, 0.3), size=2).reshape(2, 7, 9)
     caption = Caption(
         words=["a", f"dog{number}"],
@@ -45,11 +45,11 @@ def begin(writer: PictureWriter, number: int) -> Callable[[], list[Path]]:
         geometry=Geometry(40, 30, 0, 0, 40, 30),
     )
     image = Image.new("RGB", (40, 30))
-    return writer.begin(Path(f"{number}.jpg"), image, [("model", caption)])
+    return writer.draw(Path(f"photo{number}.jpg"), image, [("model", caption)])
 
 
 def test_processes_draw_the_same_pictures_and_name_their_files(
-    writer_of: Callable[..., PictureWriter], tmp_path: Path
+    writer_of: Callable[..., OutputFolder], tmp_path: Path
 ) -> None:
     problems: Problems = []
     apart = writer_of(tmp_path / "apart", problems, PROCESSES_FROM)
@@ -65,12 +65,12 @@ def test_processes_draw_the_same_pictures_and_name_their_files(
 
 
 def test_a_photo_that_cannot_be_drawn_is_reported_and_the_others_are_drawn(
-    writer_of: Callable[..., PictureWriter], tmp_path: Path
+    writer_of: Callable[..., OutputFolder], tmp_path: Path
 ) -> None:
     (tmp_path / "photo1.01-a.png").mkdir()  # in the way of a file
     problems: Problems = []
     writer = writer_of(tmp_path, problems)
     assert [len(begin(writer, number)()) for number in range(3)] == [3, 1, 3]
     ((photo, reason),) = problems
-    assert photo == Path("1.jpg")
+    assert photo == Path("photo1.jpg")
     assert "photo1.01-a.png" in str(reason)

@@ -1,0 +1,310 @@
+"""The folder of `--output`: pictures, and the journal of which photo each shows and what is done.
+
+The journal, `captions.jsonl`, has one JSON object a photo: `image` (its absolute path), `bytes`,
+`modified_ns`, `settings` (a digest), `name`, `caption`, `confidence`, `pictures`. The last counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from captioner import visualization as v
+from captioner.checkpoint import MANIFEST
+from captioner.cli.output import of_head
+from captioner.cli.photos import STANDARD_INPUT
+from captioner.errors import CaptionerError
+from captioner.files import check_writable, save_bytes
+from captioner.log import logger
+from captioner.runtime.cores import usable_cores
+
+if TYPE_CHECKING:
+    from captioner.types import Caption
+
+JOURNAL = "captions.jsonl"
+# Photos from which other processes draw: they take half a second to start. Threads do not help,
+# because much of the drawing holds Python's lock.
+PROCESSES_FROM = 12
+# Larger photos are drawn at once and by this process: several may wait, and each is copied.
+LARGEST_APART_PX = 16_000_000
+
+
+class OutputFolder:
+    """Draws the captions of a run's photos, as the options say, and keeps the folder's journal.
+
+    Args:
+        arguments: The options of the command.
+        photos: Files, addresses or standard input (`-`). Each gets a name for its pictures, the
+            one of an earlier run, or one that no picture of another photo has.
+        settings: Digest of all that decides a caption and its pictures: `settings_digest`.
+        failed: Called with a photo whose pictures cannot be saved, and the reason.
+
+    Raises:
+        CaptionerError: The journal cannot be read, or the file is another program's.
+    """
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        photos: Sequence[Path | str],
+        settings: str,
+        failed: Callable[[Path | str, object], None],
+    ) -> None:
+        self.arguments, self.settings, self.failed = arguments, settings, failed
+        self.journal = arguments.output / JOURNAL
+        self.records = read_journal(self.journal)
+        self._pool: ProcessPoolExecutor | None = None
+        owners = {record["name"].casefold(): image for image, record in self.records.items()}
+        self.names: dict[Path | str, str] = {}
+        proposed = v.output_names(
+            ["stdin" if photo == STANDARD_INPUT else photo for photo in photos]
+        )
+        for photo, wanted in zip(photos, proposed, strict=True):
+            image = os.path.abspath(photo)
+            earlier = self.records.get(image, {}).get("name")
+            longer = f"{Path(image).parent.name}-{wanted}"
+            numbered = (f"{longer}-{number}" for number in count(2))
+            choices = chain(filter(None, [earlier]), [wanted, longer], numbered)
+            name = next(c for c in choices if owners.get(c.casefold(), image) == image)
+            if owners.get(wanted.casefold(), image) != image and arguments.save:
+                logger.info(
+                    f"{photo}: its pictures are named {name}, because {arguments.output} has "
+                    f"{wanted} of another photo"
+                )
+            owners[name.casefold()] = image
+            self.names[photo] = name
+
+    def begin(self) -> None:
+        """Write the journal anew, without lines that later ones replaced, or that were cut short.
+
+        Raises:
+            CaptionerError: It cannot be written.
+        """
+        check_writable(self.journal)
+        content = "".join(f"{json.dumps(record)}\n" for record in self.records.values())
+        save_bytes(content.encode(), self.journal)
+
+    def done(self, image: Path) -> dict[str, Any] | None:
+        """Return the record of a photo that needs no work: same file, same settings, all there."""
+        record = self.records.get(os.path.abspath(image), {})
+        expected = {"settings": self.settings, **_identity(image)}
+        if any(record.get(key) != value for key, value in expected.items()):
+            return None
+        pictures = [self.journal.parent / name for name in record["pictures"]]
+        return record if all(picture.is_file() for picture in pictures) else None
+
+    def add(self, image: Path, content: Mapping[str, Any], pictures: Iterable[Path]) -> None:
+        """Append a photo's record to the journal.
+
+        Raises:
+            CaptionerError: The disk is full.
+        """
+        record = {
+            "image": os.path.abspath(image),
+            **_identity(image),
+            "settings": self.settings,
+            "name": self.names[image],
+            **content,
+            "pictures": [picture.name for picture in pictures],
+        }
+        self.records[record["image"]] = record
+        try:
+            with self.journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise CaptionerError(f"{self.journal} cannot be written ({error.strerror})") from None
+
+    @contextmanager
+    def processes(self, photos: int) -> Iterator[int]:
+        """Draw so many photos in other processes, if they are worth it.
+
+        Yields:
+            How many photos may wait for their pictures.
+
+        Raises:
+            CaptionerError: A process was killed.
+        """
+        if photos < PROCESSES_FROM or not self.arguments.save:
+            yield 0
+            return
+        context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+        if sys.platform != "win32":
+            context.set_forkserver_preload(["captioner.cli.output_folder", "matplotlib"])
+        self._pool = ProcessPoolExecutor(usable_cores(), context, _ignore_interrupts)
+        try:
+            yield 2 * usable_cores() + 2
+        except BrokenProcessPool:
+            raise CaptionerError(
+                "a process that drew pictures was killed, as for want of memory; the same command "
+                "with --resume does the rest"
+            ) from None
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def draw(
+        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
+    ) -> Callable[[], list[Path]]:
+        """Begin to draw a photo's captions.
+
+        Args:
+            captions: Names of models and their captions.
+
+        Returns:
+            A function that waits for the files and returns them. It reports why some are missing.
+        """
+        # The image is sent once, next to the captions.
+        captions = [(name, replace(caption, image=None)) for name, caption in captions]
+        work = (self.names[photo], Path(photo).name, image, captions, self.arguments)
+        if self._pool is None or image.width * image.height > LARGEST_APART_PX:
+            drawn = save_pictures(*work)
+            waiting = None
+        else:
+            waiting = self._pool.submit(save_pictures, *work)
+
+        def finished() -> list[Path]:
+            pictures, problem = drawn if waiting is None else waiting.result()
+            if problem is not None:
+                self.failed(photo, problem)
+            return pictures
+
+        return finished
+
+
+def _ignore_interrupts() -> None:
+    """Let Ctrl-C end the process that captions, which then ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def save_pictures(
+    name: str,
+    title: str,
+    image: Image.Image,
+    captions: Sequence[tuple[str, Caption]],
+    options: argparse.Namespace,
+) -> tuple[list[Path], str | None]:
+    """Save the pictures of a photo's captions.
+
+    Args:
+        name: Begins the names of the files.
+        title: Name of the photo, for a page.
+        captions: Names of models and their captions, without the image.
+        options: Those of the command.
+
+    Returns:
+        The files that were saved, and why it ended before the last, or None.
+    """
+    shown = of_head(captions, options)
+    caption = replace(shown[0][1], image=image)
+    style = v.OverlayStyle(
+        kind=options.style,
+        smooth=not options.cells,
+        colour_map=options.colour_map,
+        opacity=options.opacity,
+        threshold=options.threshold,
+    )
+    content = "comparison" if options.compare else "attention"
+    pictures: list[Path] = []
+
+    def save(file_name: str, write: Callable[[Path], object]) -> None:
+        write(options.output / file_name)
+        pictures.append(options.output / file_name)
+
+    try:
+        for kind in options.save:
+            file_name = v.picture_name(name, content, kind)
+            if kind == "words":
+                drawn = v.word_images(image, caption, style)
+                for word, picture in zip(v.word_names(name, caption.words), drawn, strict=True):
+                    save(word, partial(v.save_png, picture))
+            elif kind == "matrix":
+                for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
+                    matrix = v.matrix_bytes(caption, form, style)
+                    save(v.picture_name(name, "matrix", form), partial(save_bytes, matrix))
+            elif kind == "html":  # with all layers and heads to choose from
+                head = {"layer": options.layer, "head": options.head}
+                page = v.caption_page(image, captions, name=title, style=style, **head)
+                save(file_name, partial(save_bytes, page.encode(errors="replace")))
+            elif not options.compare:
+                save(file_name, lambda file: v.save_caption(caption, file, style))
+            elif kind == "png":
+                save(file_name, partial(v.save_png, v.comparison_sheet(image, shown, style)))
+            else:  # pdf or svg
+                sheet = v.vector_sheet(image, shown, style).to_bytes(kind)
+                save(file_name, partial(save_bytes, sheet))
+    except CaptionerError as error:
+        return pictures, str(error)
+    return pictures, None
+
+
+def read_journal(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of a journal by their photo; none where the file is missing.
+
+    A line that a killed run cut short is left out.
+
+    Raises:
+        CaptionerError: It cannot be read, or holds other things than records.
+    """
+    try:
+        lines = file.read_bytes().splitlines() if file.is_file() else []
+    except OSError as error:
+        raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
+    records: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if not {"image", "name", "pictures"} <= record.keys():
+                raise ValueError
+        except (ValueError, AttributeError):
+            if line.startswith(b'{"image": ') and not line.endswith(b"}"):  # cut short by a kill
+                continue
+            raise CaptionerError(
+                f"{file} is no journal of captioner, so it is left as it is; choose another "
+                "--output"
+            ) from None
+        records[record["image"]] = record
+    return records
+
+
+def pictures_in(folder: Path) -> set[str]:
+    """Return the file names of the pictures that a folder's journal lists, none without one."""
+    try:
+        records = read_journal(folder / JOURNAL)
+    except CaptionerError:
+        return set()
+    return {name for record in records.values() for name in record["pictures"]}
+
+
+def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -> str:
+    """Return a digest of models (by their manifests) and of options with plain values."""
+    digest = hashlib.sha256(repr(sorted(options.items())).encode(errors="surrogatepass"))
+    for folder in model_folders:
+        with contextlib.suppress(OSError):  # loading the model will say so
+            digest.update((folder / MANIFEST).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _identity(image: Path) -> dict[str, int | None]:
+    """Return the size and time of change of a photo's file, by which a changed file is noticed."""
+    try:
+        status = image.stat()
+    except (OSError, ValueError):
+        return {"bytes": None, "modified_ns": None}
+    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
