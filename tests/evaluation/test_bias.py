@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from captioner.evaluation.bias import bias_counts, bias_rows, colours_of_clothes
+from captioner.evaluation.bias import bias_counts, bias_rows
 
 REFERENCES = {
     "agree": ["A man in a red shirt.", "A guy jumps", "a person jumps"],
@@ -32,13 +32,6 @@ def test_right_wrong_and_silent() -> None:
     assert clothes == {"pink": {"photos": 1, "right": 0, "wrong": 0, "silent": 1}}
     assert counted(girl="a girl in a red dress")["colour of clothes"]["pink"]["wrong"] == 1
     assert counted(only_one="a boy in a blue shirt")["colour of clothes"]["blue"]["right"] == 1
-
-
-def test_colours_of_other_things_are_none_of_clothes() -> None:
-    assert colours_of_clothes("a black dog runs on green grass".split()) == set()
-    assert colours_of_clothes("people in grey coats and black hats".split()) == {"gray", "black"}
-    assert colours_of_clothes("a child wearing red".split()) == {"red"}
-    assert colours_of_clothes("a bird in a white sky".split()) == set()
 
 
 def test_a_group_has_a_row_of_shares() -> None:

