@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import shlex
 import shutil
@@ -64,6 +65,10 @@ def test_a_documented_command_is_understood(
 ) -> None:
     assert words, f"{page} shows captioner without a command"
     assert words[0] in COMMANDS or words[0].startswith("-"), f"{page}: no command {words[0]}"
+    for option, value in itertools.pairwise(words):
+        if option == "--config":
+            file = value if value.endswith(".yaml") else f"configs/{value}.yaml"
+            assert (REPOSITORY / file).is_file(), f"{page} names {value}"
     if words[0] not in COMMANDS:
         return
     module = importlib.import_module(f"captioner.cli.{words[0].replace('-', '_')}")

@@ -10,19 +10,11 @@ import pytest
 from PIL import Image
 
 import captioner.visualization
-from captioner.visualization.files import (
-    output_names,
-    save_png,
-    word_names,
-)
+from captioner.visualization.files import output_names, save_png, word_names
 
 
-@pytest.fixture
-def image():
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
-
-
-def test_a_saved_picture_reads_back_and_its_folder_is_made(image, tmp_path):
+def test_a_saved_picture_reads_back_and_its_folder_is_made(tmp_path):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
     path = tmp_path / "a" / "b" / "photo.attention.png"
     save_png(image, path)
     with Image.open(path) as back:
@@ -54,14 +46,6 @@ def test_names_are_distinct_on_every_file_system_and_in_any_order(photos):
     assert not any("/" in name or name.startswith("-") for name in names.values())
     for order in itertools.permutations(photos):
         assert dict(zip(order, output_names(order), strict=True)) == names
-
-
-def test_names_that_keep_their_suffix_are_distinct_too():
-    pages = ["/a/index.html", "/b/index.html", "/a-index.html", "/c/index.htm", "/v1.2.html"]
-    names = output_names(pages, with_suffix=True)
-    assert len(set(names)) == len(pages)
-    assert names[3:] == ["index.htm", "v1.2.html"]
-    assert all(name.endswith("index.html") for name in names[:3])
 
 
 def test_words_become_file_names_that_every_system_takes():

@@ -40,11 +40,8 @@ def photo_with_spot(width, height, x, y):
 @pytest.mark.parametrize(
     ("kind", "grid", "resize", "flipped", "cropped"),
     [
-        ("landscape", (14, 14), "squash", False, False),
         ("landscape", (7, 9), "letterbox", True, True),
-        ("portrait", (7, 9), "squash", True, False),
-        ("portrait", (14, 14), "letterbox", False, True),
-        ("exif", (14, 14), "letterbox", True, False),
+        ("portrait", (14, 14), "squash", True, False),
         ("exif", (7, 9), "squash", False, True),
     ],
 )
@@ -81,21 +78,6 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
     x, y = centre_of(heat)
     assert abs(x - spot[0]) < 0.15 * geometry.width_px / columns  # of a cell
     assert abs(y - spot[1]) < 0.15 * geometry.height_px / rows
-
-
-@pytest.mark.parametrize("smooth", [True, False])
-@pytest.mark.parametrize("geometry", [WHOLE, LETTERBOX, CROP, MIRRORED])
-def test_one_hot_cell_is_centred_and_peaks_on_its_box(geometry, smooth):
-    x0, y0, x1, y1 = geometry.cell_box_px(4, 5, 8, 10)
-    heat = attention_heat(
-        one_hot(8, 10, 4, 5), geometry, width_px=600, height_px=400, smooth=smooth
-    )
-    x, y = centre_of(heat)
-    assert x / 2 == pytest.approx((x0 + x1) / 2, abs=0.5)  # drawn at twice the photo's size
-    assert y / 2 == pytest.approx((y0 + y1) / 2, abs=0.5)
-    top, left = (int(index) for index in np.unravel_index(heat.argmax(), heat.shape))
-    assert x0 - 1 <= left / 2 <= x1 + 1
-    assert y0 - 1 <= top / 2 <= y1 + 1
 
 
 @pytest.mark.parametrize("geometry", [WHOLE, LETTERBOX, CROP, MIRRORED])

@@ -60,6 +60,8 @@ def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
     draw_word_label(
         image, word_caption("dog", probability, beta), 0, left=10, top=0, width=300, size=20
     )
+    marked = (np.asarray(image) == ImageColor.getrgb(WARNING)).all(axis=2).any()
+    assert marked == (probability < 0.15), "the sign of an unsure word"
     blue, amber, _ = bar_lengths(image)
     full = round(300 - 1.1 * 20 - 3.7 * 20) + 1
     assert blue == pytest.approx(probability * full, abs=1)
@@ -80,16 +82,6 @@ def test_a_label_stays_in_its_place(word_caption, word, size):
     assert y0 >= size
     assert x1 <= size + width + slack
     assert y1 <= size + math.ceil(WORD_LABEL_HEIGHT * size)
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.2])
-def test_a_word_that_is_unsure_is_marked(word_caption, probability):
-    image = Image.new("RGB", (400, 120), "white")
-    draw_word_label(
-        image, word_caption("dog", probability, 0.5), 0, left=10, top=0, width=300, size=20
-    )
-    marked = (np.asarray(image) == ImageColor.getrgb(WARNING)).all(axis=2).any()
-    assert marked == (probability < 0.15)
 
 
 def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_caption):
@@ -144,9 +136,3 @@ def test_the_legend_of_focus_shows_its_lines_and_the_greying():
     np.testing.assert_allclose(begins, 399 * np.array([0.6, 0.8]), atol=4)  # 4 and 8
     assert np.ptp(ramp[0]) == 0, "grey"
     assert np.ptp(ramp[-1]) > 100, "coloured"
-
-
-def test_the_last_number_of_the_legend_stays_within_its_bar():
-    image = Image.new("RGB", (500, 120), "white")
-    draw_legend(image, OverlayStyle(), left=20, top=10, width=300, size=19)
-    assert drawn_box(image)[2] == 320

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -69,13 +68,6 @@ def test_without_an_image_there_is_nothing_to_draw_on(caption, tmp_path):
     bare.save(tmp_path / "x.npz")
 
 
-def test_show_displays_the_sheet(caption, monkeypatch):
-    shown = []
-    monkeypatch.setattr(Image.Image, "show", lambda image: shown.append(image))
-    caption.show()
-    assert [image.size for image in shown] == [attention_sheet(caption.image, caption).size]
-
-
 def test_notebooks_get_a_page_in_a_frame_and_a_picture(caption):
     text = caption._repr_html_()
     page = html.unescape(text.split('srcdoc="')[1].split('" title=')[0])
@@ -84,11 +76,6 @@ def test_notebooks_get_a_page_in_a_frame_and_a_picture(caption):
     assert 'sandbox="allow-scripts"' in text
     with Image.open(io.BytesIO(caption._repr_png_())) as sheet:
         assert sheet.size == attention_sheet(caption.image, caption).size
-
-
-def test_the_image_is_no_part_of_the_value(caption):
-    assert repr(caption) == "Caption('two dogs', 2 words)"
-    assert "image" not in json.dumps(caption.to_dict(maps=True))
 
 
 def test_captions_import_no_drawing_until_they_are_drawn():

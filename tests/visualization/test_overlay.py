@@ -51,10 +51,12 @@ def marked(caption, index, size=(900, 700)):
     return np.asarray(picture)
 
 
-@pytest.mark.parametrize("heat", [0.3, 0.7, 1.0, 1.5, 3.0, 6.0, 12.0, 30.0])
+@pytest.mark.parametrize("heat", [0.3, 1.0, 3.0, 12.0])
 def test_focus_has_the_photos_colours_from_8_times_uniform_and_a_lifted_grey_below(heat):
     photo = noise(8, 6)
+    before = photo.tobytes()
     painted = np.asarray(overlay(photo, np.full((6, 8), heat)), dtype=float)  # flat: no lines
+    assert photo.tobytes() == before, "the photo was changed"
     grey, pixels = np.asarray(photo.convert("L"), float), np.asarray(photo, float)
     t = min(max((math.log2(heat) + 1) / 4, 0), 1)
     expected = (0.35 * grey + 0.12 * 255)[..., None] * (1 - t) + pixels * t
@@ -72,7 +74,6 @@ def test_focus_draws_a_line_where_attention_crosses_its_level(level):
     assert places.size, "no line"
     assert abs(places.mean() - 99.5) < 1.5
     assert 1 <= len(places) <= {2.0: 2, 4.0: 3, 8.0: 4}[level]
-    np.testing.assert_array_equal(row[199], row[199])
     bare = np.asarray(overlay(photo, heat, OverlayStyle(threshold=level * 1.01)))[100].astype(int)
     assert not (np.abs(bare - ImageColor.getrgb(LINE_COLOUR)).sum(axis=1) < 250).any()
 
@@ -145,16 +146,6 @@ def test_flat_attention_is_one_tint_without_lines():
     heat = attention_heat(np.full((14, 14), 1 / 196), geometry, width_px=97, height_px=61)
     for kind in STYLES:
         assert len(overlay(photo, heat, kind).getcolors()) == 1, kind
-
-
-def test_drawing_leaves_the_photo_as_it_was():
-    photo = noise(20, 10)
-    before = photo.tobytes()
-    assert overlay(photo, np.full((10, 20), 3.0)).tobytes() != before
-    for size in ((5, 5), (20, 10)):
-        small = resize_captioned(photo, Geometry(20, 10, 0, 0, 20, 10), size)
-        small.paste("red", (0, 0, 5, 5))
-    assert photo.tobytes() == before
 
 
 def test_unusable_settings_are_named():
@@ -236,13 +227,12 @@ def test_a_sampled_path_is_one_line_from_a_ring_to_a_dot(make_caption):
 
 
 @pytest.mark.parametrize("size", [(3000, 200), (200, 3000)])
-@pytest.mark.parametrize("hard", [False, True])
-def test_marks_of_an_elongated_photo_do_not_fill_its_cells(make_caption, size, hard):
-    maps = np.zeros((2, 14, 14))
-    maps[:, 7, 6] = 1
-    caption = make_caption(size, ["a", "dog"], maps=maps, rows=14, columns=14, hard=hard)
+def test_marks_of_an_elongated_photo_do_not_fill_its_cells(make_caption, size):
+    maps = np.zeros((1, 14, 14))
+    maps[0, 7, 6] = 1
+    caption = make_caption(size, ["dog"], maps=maps, rows=14, columns=14, hard=True)
     x0, y0, x1, y1 = (round(side) for side in caption.geometry.cell_box_px(7, 6, 14, 14))
-    cell = marked(caption, 1, size)[y0:y1, x0:x1]
+    cell = marked(caption, 0, size)[y0:y1, x0:x1]
     assert 0.01 < (cell == 255).all(axis=2).mean() < 0.6
 
 

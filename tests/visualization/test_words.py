@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
-from captioner.errors import ImageError
 from captioner.visualization import caption_gif
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.style import Layers, OverlayStyle
@@ -66,15 +64,6 @@ def test_a_picture_keeps_the_photos_shape_and_cuts_nothing_off(
     assert (strip < 255).any()
     for edge in (strip[-4:], strip[:, :4], strip[:, -4:]):
         assert edge.min() == 255
-
-
-def test_pictures_are_made_one_at_a_time_and_none_without_words(make_caption):
-    photo = noise(60, 50)
-    caption = make_caption((60, 50), WORDS * 1000)
-    assert len(list(itertools.islice(word_images(photo, caption), 2))) == 2
-    assert list(word_images(photo, make_caption((60, 50), []))) == []
-    with pytest.raises(ImageError, match="upright"):
-        next(word_images(noise(50, 60), make_caption((60, 50), WORDS)))
 
 
 def test_the_first_frame_of_a_gif_is_the_photo_as_large_as_in_the_others(make_caption):
