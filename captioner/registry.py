@@ -61,7 +61,7 @@ SCORES = Registry(
 BACKBONE_SOURCES = Registry(
     "encoder.backbone",
     {
-        "captioner": "captioner.models.backbones.efficientnet_source:any_efficientnet_lite",
+        "captioner": "captioner.models.backbones.timm_source:any_efficientnet_lite",
         "torchvision": "captioner.models.backbones.torchvision_source:any_torchvision",
         "timm": "captioner.models.backbones.timm_source:any_timm",
     },

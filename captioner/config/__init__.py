@@ -31,12 +31,13 @@ from captioner.config.settings import (
     SourceConfig,
     TrainConfig,
 )
-from captioner.config.sources import data_sources, with_source_roots
 from captioner.config.validation import (
     REMOVED,
+    data_sources,
     require_divisor,
     unused_settings,
     validate,
     validate_section,
     warn_of_removed,
+    with_source_roots,
 )

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from captioner.models.backbones.efficientnet_source import fold_batch_norms
+from captioner.models.backbones.timm_source import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cores import usable_cores
 from captioner.runtime.cuda_graphs import graphs_of_search

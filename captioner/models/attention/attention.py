@@ -194,14 +194,8 @@ class Select(nn.Module, ABC):
 class SoftSelect(Select):
     """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
 
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        use_expectation: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        _, weights, entropy = self.distribution(scores)
+    def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
+        weights, entropy = self.distribution(scores)[1:]
         context = torch.bmm(weights.to(values.dtype), values)
         return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captioner.models.attention.attention import (
-    Attention,
-    Memory,
-    Score,
-    Select,
-    Window,
-    split_heads,
-)
+from captioner.models.attention.attention import Attention, Memory, split_heads
 from captioner.runtime.draws import child_seeds
 from captioner.types import AttentionOutput, Grid
 
@@ -38,17 +32,8 @@ class MultiHeadAttention(Attention):
     The map of a word is the mean over the heads. With hard attention each head samples a cell.
     """
 
-    def __init__(
-        self,
-        score: Score,
-        window: Window,
-        select: Select,
-        *,
-        values: HeadValues,
-        local: bool = False,
-        key_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(score, window, select, local=local, key_smoothing=key_smoothing)
+    def __init__(self, *stages: Any, values: HeadValues, **settings: Any) -> None:
+        super().__init__(*stages, **settings)  # as of `Attention`
         self.values = values
 
     def prepare(self, grid: Grid) -> Memory:

@@ -35,21 +35,11 @@ class LuongDecoder(LSTMDecoder):
     """
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        attend: AttentionFactory,
-        *,
-        vocabulary_size: int,
-        feature_dim: int,
+        self, config: DecoderConfig, attend: AttentionFactory, *, feature_dim: int, **sizes: int
     ) -> None:
-        super().__init__(
-            config,
-            attend,
-            vocabulary_size=vocabulary_size,
-            feature_dim=feature_dim,
-            input_dim=config.embed_dim if config.input_feeding else 0,
-            output_dim=config.embed_dim,
-        )
+        fed = config.embed_dim if config.input_feeding else 0
+        sizes |= {"input_dim": fed, "output_dim": config.embed_dim}
+        super().__init__(config, attend, feature_dim=feature_dim, **sizes)
         size = feature_dim + config.hidden_dim
         self.attentional = nn.Linear(size, config.embed_dim, bias=False)
         self.input_feeding = config.input_feeding

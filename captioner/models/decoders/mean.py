@@ -20,21 +20,10 @@ class MeanDecoder(LSTMDecoder):
     """
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        attend: AttentionFactory,
-        *,
-        vocabulary_size: int,
-        feature_dim: int,
+        self, config: DecoderConfig, attend: AttentionFactory, *, feature_dim: int, **sizes: int
     ) -> None:
-        super().__init__(
-            config,
-            None,
-            vocabulary_size=vocabulary_size,
-            feature_dim=feature_dim,
-            input_dim=0,
-            output_dim=config.embed_dim,
-        )
+        sizes |= {"input_dim": 0, "output_dim": config.embed_dim}
+        super().__init__(config, None, feature_dim=feature_dim, **sizes)
         self.photo = nn.Linear(feature_dim, config.embed_dim)  # "photo": a key of the weights
         self.from_h = nn.Linear(config.hidden_dim, config.embed_dim)
 

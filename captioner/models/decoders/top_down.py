@@ -43,22 +43,11 @@ class TopDownDecoder(LSTMDecoder):
     """
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        attend: AttentionFactory,
-        *,
-        vocabulary_size: int,
-        feature_dim: int,
+        self, config: DecoderConfig, attend: AttentionFactory, *, feature_dim: int, **sizes: int
     ) -> None:
         hidden_dim, embed_dim = config.hidden_dim, config.embed_dim
-        super().__init__(
-            config,
-            attend,
-            vocabulary_size=vocabulary_size,
-            feature_dim=feature_dim,
-            input_dim=hidden_dim,
-            output_dim=embed_dim,
-        )
+        sizes |= {"input_dim": hidden_dim, "output_dim": embed_dim}
+        super().__init__(config, attend, feature_dim=feature_dim, **sizes)
         self.mean_gates = nn.Linear(feature_dim, 4 * hidden_dim, bias=False)
         self.language_gates = nn.Linear(feature_dim + 2 * hidden_dim, 4 * hidden_dim)
         self.from_h = nn.Linear(hidden_dim, embed_dim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,24 +11,12 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.model import Encoder
 
-VGG_STAGES = {  # the paper's names, and torchvision's index of each one's ReLU
-    "conv1_1": 1,
-    "conv1_2": 3,
-    "conv2_1": 6,
-    "conv2_2": 8,
-    "conv3_1": 11,
-    "conv3_2": 13,
-    "conv3_3": 15,
-    "conv3_4": 17,
-    "conv4_1": 20,
-    "conv4_2": 22,
-    "conv4_3": 24,
-    "conv4_4": 26,
-    "conv5_1": 29,
-    "conv5_2": 31,
-    "conv5_3": 33,
-    "conv5_4": 35,
-}
+# the paper's names, and torchvision's index of each one's ReLU
+VGG_NAMES = [
+    f"conv{b}_{i}" for b, count in enumerate((2, 2, 4, 4, 4), 1) for i in range(1, count + 1)
+]
+VGG_RELUS = (1, 3, 6, 8, 11, 13, 15, 17, 20, 22, 24, 26, 29, 31, 33, 35)
+VGG_STAGES = dict(zip(VGG_NAMES, VGG_RELUS, strict=True))
 RESNET_STAGES = {"stem": "maxpool"} | {f"layer{i}": f"layer{i}" for i in range(1, 5)}
 
 
@@ -72,19 +58,9 @@ def pair(name: str, reference_part: str) -> tuple[Backbone, nn.Module]:
     return ours, theirs.eval()
 
 
-@pytest.fixture(scope="module")
-def vgg19() -> tuple[Backbone, nn.Module]:
-    return pair("vgg19", "features")
-
-
-@pytest.fixture(scope="module")
-def resnet50() -> tuple[Backbone, nn.Module]:
-    return pair("resnet50", "")
-
-
 @torch.inference_mode()
-def test_vgg19_is_torchvisions_at_every_stage(vgg19: tuple[Backbone, nn.Module]) -> None:
-    ours, theirs = vgg19
+def test_vgg19_is_torchvisions_at_every_stage() -> None:
+    ours, theirs = pair("vgg19", "features")
     assert ours.names == list(VGG_STAGES)
     assert ours.channels == 512
     found = photos(32, 48)
@@ -99,8 +75,8 @@ def test_vgg19_is_torchvisions_at_every_stage(vgg19: tuple[Backbone, nn.Module])
 
 
 @torch.inference_mode()
-def test_resnet50_is_torchvisions_at_every_stage(resnet50: tuple[Backbone, nn.Module]) -> None:
-    ours, theirs = resnet50
+def test_resnet50_is_torchvisions_at_every_stage() -> None:
+    ours, theirs = pair("resnet50", "")
     assert ours.names == list(RESNET_STAGES)
     inputs = photos(64, 96)
     expected = create_feature_extractor(theirs, list(RESNET_STAGES.values()))(inputs)
@@ -108,13 +84,6 @@ def test_resnet50_is_torchvisions_at_every_stage(resnet50: tuple[Backbone, nn.Mo
         found = ours.stages[:stop](inputs)
         assert found.std() > 1e-2
         torch.testing.assert_close(found, expected[name])
-
-
-@functools.cache
-def shape_only(name: str, tap: str | None) -> Encoder:
-    """Without weights: it works out shapes and no values."""
-    with torch.device("meta"):
-        return Encoder(build_backbone(name, weights="none", tap=tap)).eval()
 
 
 @pytest.mark.parametrize(
@@ -131,15 +100,26 @@ def shape_only(name: str, tap: str | None) -> Encoder:
         ("efficientnet_lite2", None, 256, 256, (1280, 8, 8)),
         ("efficientnet_lite2", "blocks.4", 256, 320, (120, 16, 20)),
         ("timm/resnet18", None, 224, 320, (512, 7, 10)),
+        # as many cells as the paper
+        ("timm/vit_base_patch16_clip_224.openai", None, 224, 224, (768, 14, 14)),
+        ("timm/vit_base_patch32_clip_224", None, 224, 224, (768, 7, 7)),
+        ("timm/vit_tiny_patch16_224", None, 224, 352, (192, 14, 22)),
+        ("timm/deit_tiny_distilled_patch16_224", None, 224, 224, (192, 14, 14)),
+        ("timm/vit_small_patch14_reg4_dinov2", None, 224, 224, (384, 16, 16)),  # made for 518 px
+        ("timm/vit_small_patch16_dinov3", None, 256, 224, (384, 16, 14)),
+        ("timm/swin_tiny_patch4_window7_224", None, 256, 320, (768, 8, 10)),
+        ("timm/swinv2_tiny_window8_256", None, 256, 256, (768, 8, 8)),
+        ("timm/resnet50_clip.openai", None, 224, 224, (2048, 7, 7)),
     ],
 )
 def test_grids_have_the_known_shape(
     name: str, tap: str | None, height: int, width: int, shape: tuple[int, int, int]
 ) -> None:
-    encoder = shape_only(name, tap)
-    grid = encoder(torch.empty(2, 3, height, width, device="meta"))
+    with torch.device("meta"):  # shapes and no values
+        backbone = build_backbone(name, weights="none", tap=tap, size_px=(height, width))
+        grid = Encoder(backbone).eval()(torch.empty(2, 3, height, width))
     channels, rows, columns = shape
-    assert encoder.dim == encoder.backbone.channels == channels
+    assert backbone.channels == channels
     assert (grid.height, grid.width) == (rows, columns)
     assert grid.features.shape == (2, rows * columns, channels)
 

@@ -17,7 +17,7 @@ from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
-from captioner.models.backbones.efficientnet_source import fold_batch_norms, set_drop_path
+from captioner.models.backbones.timm_source import fold_batch_norms, set_drop_path
 from captioner.models.build import build_encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
