@@ -5,22 +5,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import multiprocessing
+import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
 from captioner import __version__
 from captioner.batch.inputs import Shard, is_tar, shards_of
-from captioner.batch.shard import MAX_EXAMPLES, Job, Part, part_name, read_part
+from captioner.batch.shard import MAX_EXAMPLES, Job, Part, ShardWorker, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines.choice import choose_engine
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, needs_extra
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
+from captioner.runtime.cores import available_cores
+from captioner.runtime.device import may_have_gpu
 from captioner.storage import Folder, absolute
 
 Engine = Callable[[Job, Sequence[Shard]], Iterator[Part]]
@@ -29,6 +38,7 @@ SETTINGS = "settings.json"
 SUMMARY = "summary.json"
 _LOG_INTERVAL_S = 60.0
 _CHECKS = 8  # threads that read the facts of finished parts
+_worker: ShardWorker  # of a process of the pool
 
 
 @dataclass
@@ -169,3 +179,121 @@ def _finished(
         begun = [shard for name, shard in names.items() if name in present]
         parts = pool.map(lambda shard: read_part(output, shard, job.settings), begun)
         return {part.shard: part for part in parts if part and not (retry_errors and part.errors)}
+
+
+def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterator[Part]:
+    """Process shards in worker processes; yield those that are done, in any order.
+
+    Args:
+        job: What to do.
+        shards: The photos.
+        workers: Number of processes, where one is this one; None starts one for each GPU, or else
+            for each core.
+
+    Raises:
+        CaptionerError: The output cannot be written, the model cannot be loaded, or a worker ended.
+    """
+    gpus = _gpus(job)
+    workers = min(workers or gpus or available_cores(), len(shards))
+    if workers == 1:
+        yield from map(ShardWorker(job).run, shards)
+        return
+    context = multiprocessing.get_context("spawn")
+    devices: Queue[str] = context.Queue()
+    for number in range(workers):
+        # With several GPUs, each worker has one of them.
+        devices.put(f"cuda:{number % gpus}" if gpus > 1 else job.device)
+    with ProcessPoolExecutor(workers, context, _begin, (job, devices)) as pool:
+        try:
+            for done in as_completed([pool.submit(_run, shard) for shard in shards]):
+                yield done.result()
+        except BrokenProcessPool:
+            raise CaptionerError(
+                "a worker process was ended, usually because memory is short; run the same command "
+                "again with fewer --workers: what is done stays done"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _gpus(job: Job) -> int:
+    """Return the number of GPUs on this machine that a job may use."""
+    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
+        import torch
+
+        return torch.cuda.device_count()
+    return int(job.device.startswith("cuda"))
+
+
+def _begin(job: Job, devices: Queue[str]) -> None:
+    """Prepare a worker process, which ends with its parent and by Ctrl-C."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker = ShardWorker(job, devices.get())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _run(shard: Shard) -> Part:
+    return _worker.run(shard)
+
+
+def run_ray(
+    job: Job, shards: Sequence[Shard], workers: int | None, address: str | None
+) -> Iterator[Part]:
+    """Process shards on Ray; yield those that are done, in any order.
+
+    Ray restarts actors that died and repeats their shards.
+
+    Args:
+        job: What to do. Every node must reach the photos, the model and the output by the names
+            that it has, and have captioner installed.
+        shards: The photos.
+        workers: Number of actors; None starts as many as there are free resources for.
+        address: Address of the cluster; None starts Ray on this machine for this run.
+
+    Raises:
+        CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
+            `run_local`.
+    """
+    with needs_extra("--engine ray", "batch"):
+        import ray
+        from ray.util import ActorPool
+    local: dict[str, Any] = {}
+    if address is None:
+        # With Ray's default of 15, workers would only get the time that other programs leave.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        local = {"include_dashboard": False, "num_cpus": workers or available_cores()}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
+        raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
+    try:
+        gpus = job.engine == "torch" and (
+            job.device.startswith("cuda")
+            or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
+        )
+        kinds = ["CPU", "GPU"] if gpus else ["CPU"]
+        free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
+        size = workers or max(min(free.values()), 1)
+        for kind in kinds:  # too many would wait forever, and Ray would not report it
+            if size > free[kind]:
+                raise CaptionerError(
+                    f"{size} workers need {size} {kind}s, but only {free[kind]} of the Ray cluster "
+                    "are free; use fewer --workers, or add nodes"
+                )
+        remote = ray.remote(num_cpus=1, num_gpus=int(gpus), max_restarts=-1, max_task_retries=-1)
+        actors = [remote(ShardWorker).remote(job) for _ in range(min(size, len(shards)))]
+        pool: Any = ActorPool(actors)
+        try:
+            yield from pool.map_unordered(lambda actor, shard: actor.run.remote(shard), shards)
+        except ray.exceptions.RayTaskError as error:  # its own message holds tracebacks
+            raise error.cause from None
+    finally:
+        ray.shutdown()

@@ -8,9 +8,10 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,9 @@ from captioner.batch.inputs import Row, Shard
 from captioner.engines.choice import EngineName, Precision
 from captioner.errors import ImageError
 from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
+
+if TYPE_CHECKING:
+    from captioner.captioner import Captioner
 
 MAX_EXAMPLES = 20  # failed photos that are named
 _TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
@@ -105,37 +109,37 @@ def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
 
 
 class ShardWorker:
-    """Holds the model and does one shard after another.
+    """Does one shard after another with the model, which the first one loads.
 
     Args:
         job: What to do.
         device: Device to use instead of the job's.
-
-    Raises:
-        CaptionerError: The model cannot be loaded.
     """
 
     def __init__(self, job: Job, device: str | None = None) -> None:
+        self.job, self.device = job, device or job.device
+
+    @cached_property
+    def captioner(self) -> Captioner:
         # One thread per worker: for many small matrix products, two workers with one thread are
         # faster than one with two, and the number of threads changes the last bits of sums.
         os.environ["OMP_NUM_THREADS"] = "1"
         from captioner.captioner import Captioner
 
+        job = self.job
         if job.engine == "torch":
             import torch
 
             torch.set_num_threads(1)  # torch reads the variable only when it is imported
-        self.job = job
-        self.captioner = Captioner.from_pretrained(
-            job.model, device=device or job.device, precision=job.precision, engine=job.engine
+        return Captioner.from_pretrained(
+            job.model, device=self.device, precision=job.precision, engine=job.engine
         )
-        self.output = Folder(job.output)
 
     def run(self, shard: Shard) -> Part:
         """Caption a shard and write its part.
 
         Raises:
-            CaptionerError: The output cannot be written.
+            CaptionerError: The model cannot be loaded, or the output not be written.
         """
         rows = shard.rows
         self.captioner.engine.seed(shard.number)  # for hard attention that samples
@@ -149,7 +153,7 @@ class ShardWorker:
         schema = schema.with_metadata({"captioner": json.dumps(facts)})
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(written, schema=schema), file, compression="zstd")
-        self.output.write(part_name(shard.number), file.getvalue())
+        Folder(self.job.output).write(part_name(shard.number), file.getvalue())
         return Part(shard.number, len(written), len(failed), failed[:MAX_EXAMPLES])
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import DataError, needs_extra
 from captioner.log import printable, shows_notes
-
-if TYPE_CHECKING:
-    from captioner.batch.inputs import Shard
-    from captioner.batch.shard import Part
 
 SHARD_SIZE = 1000
 
@@ -97,8 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         import braceexpand  # noqa: F401
         import pyarrow.parquet  # noqa: F401
 
-        from captioner.batch.engines import run_local, run_ray
-        from captioner.batch.run import run_batch
+        from captioner.batch.run import run_batch, run_local, run_ray
         from captioner.batch.shard import Job
 
     job = Job(
@@ -111,12 +105,9 @@ def _run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         maps=arguments.maps,
     )
-
-    def engine(job: Job, shards: Sequence[Shard]) -> Iterator[Part]:
-        if arguments.engine == "ray":
-            return run_ray(job, shards, arguments.workers, arguments.ray_address)
-        return run_local(job, shards, arguments.workers)
-
+    engine = partial(run_local, workers=arguments.workers)
+    if arguments.engine == "ray":
+        engine = partial(run_ray, workers=arguments.workers, address=arguments.ray_address)
     totals = run_batch(
         arguments.input,
         job,

@@ -8,7 +8,6 @@ import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeAlias
 
 import captioner
 from captioner.cli import OF_TRAINING, parsing, run_command, show
@@ -17,9 +16,7 @@ from captioner.log import printable
 from captioner.runtime.cores import available_cores
 from captioner.runtime.device import torch_is_installed
 
-OK, OPTIONAL, MISSING = "ok", "--", "!!"
-# The mark of a line, a name, and what was found, or how to get it.
-Check: TypeAlias = tuple[str, str, str]
+OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a line
 # What pip installs, the modules that it brings, and what needs them.
 _EXTRAS = {
     "captioner[train]": (" ".join(sorted(OF_TRAINING)), "training, evaluation and GPUs"),
@@ -46,16 +43,18 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run() -> int:
     broken = []
-    for part in (_versions, _device, _models, _extras):
-        for mark, name, found in part():
-            show(f"{mark}  {name:18} {printable(found)}")
-            if mark == MISSING:
-                broken.append(name)
+    for mark, name, found in _checks():
+        show(f"{mark}  {name:18} {printable(found)}")
+        if mark == MISSING:
+            broken.append(name)
     show(f"\ncaptioner needs: {', '.join(broken)}" if broken else "\ncaptioner works here")
     return 1 if broken else 0
 
 
-def _versions() -> Iterator[Check]:
+def _checks() -> Iterator[tuple[str, str, str]]:
+    """Yield the mark of a line, a name, and what was found, or how to get it."""
+    from captioner.checkpoint import bundled_models, model_folder, verify
+
     place = Path(captioner.__file__).parent
     system = f"{platform.system()} {platform.machine()}, {available_cores()} cores"
     yield OK, "captioner", f"{captioner.__version__} in {place}"
@@ -66,25 +65,16 @@ def _versions() -> Iterator[Check]:
         except importlib.metadata.PackageNotFoundError:
             if name not in OF_TRAINING:
                 yield MISSING, name, "not installed: install captioner again"
+    if torch_is_installed():
+        import torch
 
-
-def _device() -> Iterator[Check]:
-    if not torch_is_installed():  # as `_extras` says
-        return
-    import torch
-
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        gigabytes = properties.total_memory / 2**30
-        yield OK, f"cuda:{index}", f"{properties.name}, {gigabytes:.0f} GiB"
-    if not torch.cuda.is_available():
-        remedy = "to train faster install an NVIDIA driver and a PyTorch with CUDA"
-        yield OPTIONAL, "GPU", f"none; the CPU is fine for captioning: {remedy}"
-
-
-def _models() -> Iterator[Check]:
-    from captioner.checkpoint import bundled_models, model_folder, verify
-
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            gigabytes = properties.total_memory / 2**30
+            yield OK, f"cuda:{index}", f"{properties.name}, {gigabytes:.0f} GiB"
+        if not torch.cuda.is_available():
+            remedy = "to train faster install an NVIDIA driver and a PyTorch with CUDA"
+            yield OPTIONAL, "GPU", f"none; the CPU is fine for captioning: {remedy}"
     for name in bundled_models():
         try:
             verify(model_folder(name))
@@ -92,9 +82,6 @@ def _models() -> Iterator[Check]:
             yield MISSING, f"model {name}", f"{error}: install captioner again"
         else:
             yield OK, f"model {name}", "checksums match"
-
-
-def _extras() -> Iterator[Check]:
     remedy = "METEOR needs it (Debian and Ubuntu: apt-get install default-jre-headless)"
     java = shutil.which("java")
     yield OK if java else OPTIONAL, "Java", java or f"not installed: {remedy}"

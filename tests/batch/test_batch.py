@@ -23,8 +23,7 @@ from programs import Commands, Programs
 from test_inputs import png, write_tar
 
 from captioner import Captioner
-from captioner.batch.engines import run_local
-from captioner.batch.run import run_batch
+from captioner.batch.run import run_batch, run_local
 from captioner.batch.shard import Job, ShardWorker
 from captioner.engines.choice import EngineName
 from captioner.errors import CaptionerError

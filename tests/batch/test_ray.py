@@ -40,7 +40,7 @@ def actors() -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if b"ray::ShardActor" in (process / "cmdline").read_bytes():
+            if b"ray::ShardWorker" in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
         except OSError:
             continue
