@@ -22,9 +22,14 @@ from captioner.visualization.page import (
     report_page,
     viewer_script,
 )
-from captioner.visualization.sheet import attention_sheet, comparison_sheet, vector_sheet
+from captioner.visualization.sheet import (
+    attention_sheet,
+    caption_gif,
+    comparison_sheet,
+    vector_sheet,
+    word_images,
+)
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.words import caption_gif, word_images
 
 __all__ = [
     "PICTURE_ENDINGS",

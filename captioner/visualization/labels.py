@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from captioner.visualization.heat import is_flat, peak
-from captioner.visualization.overlay import cells_are_visible
+from captioner.visualization.overlay import PixelPage, cells_are_visible
 from captioner.visualization.style import (
     PATH_COLOURS,
     PEAK_MARKED_FROM,
@@ -22,13 +21,13 @@ from captioner.visualization.style import (
     OverlayStyle,
     scale_position,
 )
-from captioner.visualization.typography import INK, MUTED, WARNING, Pen, fit, font, one_line
+from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
 
 if TYPE_CHECKING:
     from captioner.types import Caption
     from captioner.visualization.vector import VectorPage
 
-Page: TypeAlias = "Image.Image | VectorPage"
+Page: TypeAlias = "PixelPage | VectorPage"
 
 # Heights and widths in multiples of the text size.
 WORD_LABEL_HEIGHT = 5.0
@@ -59,11 +58,6 @@ NOTES = {
 }
 
 
-def pen(page: Page) -> Any:
-    """Return the object that draws on the page: text, rectangle, line."""
-    return Pen(page) if isinstance(page, Image.Image) else page
-
-
 def caption_note(caption: Caption) -> tuple[str, bool]:
     """Return a line about what a reader should know first, or "", and whether it is a warning."""
     notes, warning = [], caption.is_unsure
@@ -86,18 +80,18 @@ def draw_word_label(
 
     A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
     """
-    draw, small = pen(page), font(size)
+    small = font(size)
     probability = math.exp(float(caption.log_probs[index]))
     unsure = probability < UNSURE_PROBABILITY
     room = width - (size if unsure else 0)
     word = one_line(caption.words[index])
     text, face = fit(word, room, size_px=round(1.5 * size), smallest_px=size, bold=True)
     baseline = top + 1.95 * size
-    draw.text((left, baseline), text, fill=INK, font=face, anchor="ls")
+    page.text((left, baseline), text, fill=INK, font=face, anchor="ls")
     if unsure:
         after = left + face.getlength(text) + 0.15 * size
         sign = font(round(1.2 * size), bold=True)
-        draw.text((after, baseline), "?", fill=WARNING, font=sign, anchor="ls")
+        page.text((after, baseline), "?", fill=WARNING, font=sign, anchor="ls")
     width = min(width, round(_WIDEST_BAR * size))
     rows = [("p", probability, PROBABILITY_COLOUR)]
     if caption.beta is not None:
@@ -106,35 +100,35 @@ def draw_word_label(
         middle = top + round((3.1 + 1.3 * row) * size)
         # A small number is not called zero.
         number = "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
-        draw.text((left, middle), name, fill=MUTED, font=small, anchor="lm")
-        draw.text((left + width, middle), number, fill=INK, font=small, anchor="rm")
+        page.text((left, middle), name, fill=MUTED, font=small, anchor="lm")
+        page.text((left + width, middle), number, fill=INK, font=small, anchor="rm")
         start, stop = left + round(1.1 * size), left + width - round(3.7 * size)
         y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
-        draw.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
+        page.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
         if filled := round((stop - start + 1) * min(max(value, 0.0), 1.0)):
-            draw.rectangle((start, y0, start + filled - 1, y1), fill=colour)
+            page.rectangle((start, y0, start + filled - 1, y1), fill=colour)
 
 
 def draw_legend(
     page: Page, style: OverlayStyle, *, left: int, top: int, width: int, size: int
 ) -> None:
     """Draw the scale, which is the same in every picture, with ticks in multiples of uniform."""
-    draw, face = pen(page), font(size)
+    face = font(size)
     title, small = fit(KEY["scale"], width, size_px=size, smallest_px=size // 2)
-    draw.text((left, top + size), title, fill=MUTED, font=small, anchor="ls")
+    page.text((left, top + size), title, fill=MUTED, font=small, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.5 * size)
     page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
     free = math.inf  # where the number to the right begins; the last is always there
     for value, label in reversed(SCALE_TICKS):
         x = left + round((width - 1) * scale_position(value))
-        draw.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
+        page.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
         half = face.getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
         if centre + half + 0.7 * size > free:  # they would run together
             continue
         free = centre - half
-        draw.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
+        page.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
 
 
 def draw_footer(
@@ -167,14 +161,13 @@ def draw_footer(
             height += legend_height + size
     if page is None:
         return height
-    draw = pen(page)
     for number, (sign, meaning) in enumerate(key):
         baseline = y + size + line * number
         colour = WARNING if sign == "?" else INK
-        draw.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
+        page.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
         room = width - (x - left) - indent
         text, face = fit(meaning, room, size_px=size, smallest_px=size // 2)
-        draw.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
+        page.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
     return height
 
 

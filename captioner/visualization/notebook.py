@@ -18,9 +18,8 @@ from captioner.errors import CaptionerError, ImageError
 from captioner.files import save, save_bytes
 from captioner.visualization.files import caption_arrays, png
 from captioner.visualization.page import caption_page
-from captioner.visualization.sheet import attention_sheet, vector_sheet
+from captioner.visualization.sheet import attention_sheet, caption_gif, vector_sheet
 from captioner.visualization.style import OverlayStyle
-from captioner.visualization.words import caption_gif
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from captioner.errors import ImageError
 from captioner.visualization.heat import attention_heat, peaks
@@ -28,11 +28,42 @@ from captioner.visualization.style import (
     scale_levels,
     scale_octaves,
 )
+from captioner.visualization.typography import text_mask
 
 if TYPE_CHECKING:
     from captioner.types import Caption, Geometry
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+
+class PixelPage(ImageDraw.ImageDraw):
+    """A white page of pixels with the calls of `VectorPage`; a text is drawn once for all pages."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.image = Image.new("RGB", (width, height), "white")
+        super().__init__(self.image)
+
+    def text(  # type: ignore[override]  # only what the pictures need
+        self,
+        xy: tuple[float, float],
+        text: str,
+        *,
+        fill: str,
+        font: ImageFont.FreeTypeFont,
+        anchor: str,
+    ) -> None:
+        """Write text; anchor: the point of it that is at xy."""
+        x, y = int(xy[0]), int(xy[1])
+        mask, left, top = text_mask(text, font, anchor, xy[0] - x, xy[1] - y)
+        self.image.paste(fill, (x + left, y + top), mask)
+
+    def paste(self, image: Image.Image, box: Box) -> None:
+        """Place an image of the size of this box."""
+        self.image.paste(image, box)
+
+    def draw_word(self, layers: Layers, caption: Caption, index: int, box: Box) -> None:
+        """Draw the map of a word over the photo in a box, with its marks."""
+        self.image.paste(word_overlay(layers, caption, index), box)
 
 
 def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:

@@ -1,13 +1,14 @@
-"""Sheets: an image with one overlay a word, for one caption or for several models' captions.
+"""Sheets of one caption or of several models' captions, pictures of single words, animations.
 
 And the contact sheet of a data set: small images in rows, each with its text.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image, ImageDraw, ImageOps
@@ -18,9 +19,8 @@ from captioner.visualization.labels import (
     caption_note,
     draw_footer,
     draw_word_label,
-    pen,
 )
-from captioner.visualization.overlay import resize_captioned, scaled_size, word_overlay
+from captioner.visualization.overlay import PixelPage, resize_captioned, scaled_size
 from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import (
     INK,
@@ -64,6 +64,13 @@ _NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at
 # Of a contact sheet: size and lines of a text, gaps; in pixels.
 _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 13, 3, 8
+
+# Of pictures of single words, and of animations.
+MAX_SIDE_PX = 2048
+_MIN_SIDE_PX = 320
+_SMALLEST_TEXT = 15
+ANIMATION_SIDE_PX = 512  # of the image in an animation, at most
+_WORD_SECONDS, _STILL_SECONDS = 0.9, 1.6
 
 
 def attention_sheet(
@@ -168,13 +175,13 @@ def _draw(
     footer = {"left": margin, "top": tops[-1], "width": width, "size": text}
     height = tops[-1] + draw_footer(None, captions, style, **footer) + margin
 
-    page: Any
+    page: Page
     if vector:
         from captioner.visualization.vector import VectorPage  # slow to import
 
         page = VectorPage(width + 2 * margin, height, title=captions[0].text)
     else:
-        page = Image.new("RGB", (width + 2 * margin, height), "white")
+        page = PixelPage(width + 2 * margin, height)
     about = "photo, {} × {} px".format(*(original_size or image.size))
     about, face = fit(about, label_width, size_px=text, smallest_px=text // 2)
     for (name, caption), head, top in zip(named, heads, tops, strict=False):
@@ -183,21 +190,18 @@ def _draw(
             left = margin + number % across * slot[0]
             upper = top + head + number // across * slot[1]
             box = left, upper, left + size[0], upper + size[1]
-            if not number:
+            if number:
+                page.draw_word(layers, caption, number - 1, box)
+                place = {"left": left, "top": box[3], "width": label_width, "size": text}
+                draw_word_label(page, caption, number - 1, **place)
+            else:
                 # A hairline around it: a white photo has no edge otherwise.
-                pen(page).rectangle((left - 1, upper - 1, box[2], box[3]), fill=RULE)
+                page.rectangle((left - 1, upper - 1, box[2], box[3]), fill=RULE)
                 page.paste(photo, box)
                 baseline = box[3] + round(1.95 * text)
-                pen(page).text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
-                continue
-            if vector:
-                page.draw_word(layers, caption, number - 1, box)
-            else:
-                page.paste(word_overlay(layers, caption, number - 1), box)
-            place = {"left": left, "top": box[3], "width": label_width, "size": text}
-            draw_word_label(page, caption, number - 1, **place)
+                page.text((left, baseline), about, fill=MUTED, font=face, anchor="ls")
     draw_footer(page, captions, style, **footer)
-    return page
+    return page.image if isinstance(page, PixelPage) else page
 
 
 def draw_heading(
@@ -215,15 +219,14 @@ def draw_heading(
     note, warning = caption_note(caption)
     height = name_line + title_line * len(lines)
     if page is not None:
-        draw = pen(page)
         label, small = fit(one_line(name), width, size_px=text, smallest_px=text // 2)
-        draw.text((left, top + text), label, fill=MUTED, font=small, anchor="ls")
+        page.text((left, top + text), label, fill=MUTED, font=small, anchor="ls")
         for number, line in enumerate(lines):
             y = top + name_line + round(0.8 * layout.title) + number * title_line
-            draw.text((left, y), line, fill=INK, font=face, anchor="ls")
+            page.text((left, y), line, fill=INK, font=face, anchor="ls")
         shown, small = fit(note, width, size_px=text, smallest_px=text // 2)
         colour = WARNING if warning else MUTED
-        draw.text((left, top + height + text), shown, fill=colour, font=small, anchor="ls")
+        page.text((left, top + height + text), shown, fill=colour, font=small, anchor="ls")
     return height + (round(1.8 * text) if note else 0)
 
 
@@ -243,6 +246,108 @@ def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:
         return abs(math.log(shape / _SHEET_SHAPE)) + empty
 
     return min(range(1, min(panels, most) + 1), key=badness)
+
+
+def word_image_size(image_size: tuple[int, int], max_side_px: int) -> tuple[int, int]:
+    """Return the size of the image in the pictures of its words: see `word_images`.
+
+    >>> word_image_size((4000, 3000), 2048), word_image_size((80, 160), 2048)
+    ((2048, 1536), (160, 320))
+    """
+    longer = max(image_size)
+    return scaled_size(image_size, min(max(longer, _MIN_SIDE_PX), max_side_px) / longer)
+
+
+def word_images(
+    image: Image.Image,
+    caption: Caption,
+    style: OverlayStyle | str | None = None,
+    *,
+    max_side_px: int = MAX_SIDE_PX,
+) -> Iterator[Image.Image]:
+    """Yield one picture a word, in reading order; one at a time, because many may fill the memory.
+
+    The image keeps its shape and its resolution, up to max_side_px on its longer side; images
+    with less than 320 px there are enlarged to that. Under it stand the word, its probability,
+    its gate, the scale and the key to the signs, in a size that fits the picture.
+
+    Raises:
+        ImageError: An image of another size than the caption's; when the first picture is drawn.
+    """
+    style = OverlayStyle.of(style)
+    size = word_image_size(image.size, max_side_px)
+    layers = Layers(resize_captioned(image, caption.geometry, size), style)
+
+    canvas_width = max(size[0], _MIN_SIDE_PX)
+    # In step with the picture, but no wider than a narrow one can hold.
+    text = max(_SMALLEST_TEXT, min(round(math.sqrt(size[0] * size[1]) / 30), canvas_width // 20))
+    place = {"left": text, "width": canvas_width - 2 * text, "size": text}
+    below = size[1] + round(WORD_LABEL_HEIGHT * text) + text
+    height = below + draw_footer(None, [caption], style, top=below, **place) + text
+    for index in range(len(caption.words)):
+        page = PixelPage(canvas_width, height)
+        left = (canvas_width - size[0]) // 2
+        page.draw_word(layers, caption, index, (left, 0, left + size[0], size[1]))
+        draw_word_label(page, caption, index, top=size[1], **place)
+        draw_footer(page, [caption], style, top=below, **place)
+        yield page.image
+
+
+def caption_gif(
+    image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
+) -> bytes:
+    """Return a GIF of a caption that repeats for ever: the image, then one frame a word.
+
+    Raises:
+        ImageError: An image of another size than the caption's.
+    """
+    frames = caption_frames(image, caption, style)
+    # All share 256 colours and none is dithered, so that what does not change is stored once.
+    quarter = (max(1, frames[0].width // 4), max(1, frames[0].height // 4))
+    sample = Image.new("RGB", (quarter[0], quarter[1] * len(frames)))
+    for number, frame in enumerate(frames):
+        sample.paste(frame.resize(quarter, Image.Resampling.NEAREST), (0, number * quarter[1]))
+    palette = sample.quantize(256, method=Image.Quantize.MEDIANCUT)
+    first, *others = (f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames)
+    seconds = [_STILL_SECONDS, *[_WORD_SECONDS] * (len(others) - 1), _STILL_SECONDS]
+    file = io.BytesIO()
+    first.save(
+        file,
+        format="GIF",
+        save_all=True,
+        append_images=others,
+        duration=[round(1000 * time) for time in seconds[: len(frames)]],
+        loop=0,
+        optimize=False,
+    )
+    return file.getvalue()
+
+
+def caption_frames(
+    image: Image.Image, caption: Caption, style: OverlayStyle | str | None
+) -> list[Image.Image]:
+    """Return the image and each word's overlay, all under the caption and its note."""
+    pictures = list(word_images(image, caption, style, max_side_px=ANIMATION_SIDE_PX))
+    size = word_image_size(image.size, ANIMATION_SIDE_PX)
+    plain = resize_captioned(image, caption.geometry, size)
+    still = Image.new("RGB", pictures[0].size if pictures else size, "white")
+    left = (still.width - plain.width) // 2
+    still.paste(plain, (left, 0))
+    # A white photo has no edge otherwise; within it, for the picture may be no wider.
+    edge = (left, 0, left + plain.width - 1, plain.height - 1)
+    ImageDraw.Draw(still).rectangle(edge, outline=RULE)
+
+    text = max(15, still.width // 26)
+    layout = replace(SHEET, margin=text, text=round(0.8 * text), title=text)
+    width = still.width - 2 * text
+    top = draw_heading(None, "", caption, layout, 0, width) + text
+    page = PixelPage(still.width, still.height + top)
+    draw_heading(page, "", caption, layout, text // 2, width)
+    frames = []
+    for picture in (still, *pictures):
+        frames.append(page.image.copy())
+        frames[-1].paste(picture, (0, top))
+    return frames
 
 
 def contact_sheet(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
@@ -52,21 +52,13 @@ _WARM_WHITE = (1.0, 0.95, 0.82)
 LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
 
 
-@dataclass(frozen=True)
-class Paint:
-    """What a style lays over what, by level of attention on the scale.
+class Paint(NamedTuple):
+    """What a style lays over what, by level of attention on the scale."""
 
-    Args:
-        base: What is below: the photo, its grey, or its lifted grey.
-        colours: What is laid over it, uint8 [256, 3]; None: the photo.
-        alpha: How strongly, at the style's full strength, [256] from 0 to 1.
-        lines: Whether LINES are drawn on top.
-    """
-
-    base: Literal["photo", "grey", "lifted"]
-    colours: np.ndarray | None
-    alpha: np.ndarray
-    lines: bool = False
+    base: Literal["photo", "grey", "lifted"]  # below: the photo, its grey, or its lifted grey
+    colours: np.ndarray | None  # laid over it, uint8 [256, 3]; None: the photo
+    alpha: np.ndarray  # how strongly, at the style's full strength, [256] from 0 to 1
+    lines: bool = False  # whether LINES are drawn on top
 
 
 @dataclass(frozen=True)

@@ -130,26 +130,8 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
     return [*lines, line]
 
 
-class Pen(ImageDraw.ImageDraw):
-    """Draws on an image as Pillow does, but each text once for all images of a run."""
-
-    def text(  # type: ignore[override]  # only what the pictures need
-        self,
-        xy: tuple[float, float],
-        text: str,
-        *,
-        fill: str,
-        font: ImageFont.FreeTypeFont,
-        anchor: str,
-    ) -> None:
-        """Write text; anchor: the point of it that is at xy."""
-        x, y = int(xy[0]), int(xy[1])
-        mask, left, top = _text_mask(text, font, anchor, xy[0] - x, xy[1] - y)
-        self._image.paste(fill, (x + left, y + top), mask)
-
-
 @lru_cache(maxsize=512)
-def _text_mask(
+def text_mask(
     text: str, face: ImageFont.FreeTypeFont, anchor: str, right_px: float, down_px: float
 ) -> tuple[Image.Image, int, int]:
     """Return how text covers pixels, and where its left and top are from its anchor.

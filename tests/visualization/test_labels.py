@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
+from PIL import ImageColor
 
 from captioner.visualization.labels import (
     GATE_COLOUR,
@@ -18,6 +18,7 @@ from captioner.visualization.labels import (
     draw_word_label,
     sign_key,
 )
+from captioner.visualization.overlay import PixelPage
 from captioner.visualization.style import (
     LEGEND_PHOTO,
     LINE_COLOUR,
@@ -56,10 +57,11 @@ def bar_lengths(image):
 
 @pytest.mark.parametrize(("probability", "beta"), [(0.0, 1.0), (0.2, 0.7), (1.0, 0.0)])
 def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
-    image = Image.new("RGB", (400, 120), "white")
+    page = PixelPage(400, 120)
     draw_word_label(
-        image, word_caption("dog", probability, beta), 0, left=10, top=0, width=300, size=20
+        page, word_caption("dog", probability, beta), 0, left=10, top=0, width=300, size=20
     )
+    image = page.image
     marked = (np.asarray(image) == ImageColor.getrgb(WARNING)).all(axis=2).any()
     assert marked == (probability < 0.15), "the sign of an unsure word"
     blue, amber, _ = bar_lengths(image)
@@ -72,11 +74,11 @@ def test_bars_are_as_long_as_their_values(word_caption, probability, beta):
 @pytest.mark.parametrize("word", ["", "a", "Ågjpqy", "antidisestablishmentarianism" * 4])
 def test_a_label_stays_in_its_place(word_caption, word, size):
     width = 12 * size
-    image = Image.new("RGB", (30 * size, 10 * size), "white")
+    page = PixelPage(30 * size, 10 * size)
     draw_word_label(
-        image, word_caption(word, 1e-4, 1.0), 0, left=size, top=size, width=width, size=size
+        page, word_caption(word, 1e-4, 1.0), 0, left=size, top=size, width=width, size=size
     )
-    x0, y0, x1, y1 = drawn_box(image)
+    x0, y0, x1, y1 = drawn_box(page.image)
     slack = math.ceil(size / 15)  # what letters reach beyond their advance width
     assert x0 >= size - slack
     assert y0 >= size
@@ -116,8 +118,9 @@ def test_the_key_of_hard_attention_is_true_of_every_style_and_fits_a_narrow_shee
 
 @pytest.mark.parametrize("width", [150, 400])
 def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(width):
-    image = Image.new("RGB", (500, 120), "white")
-    draw_legend(image, OverlayStyle("colour"), left=20, top=10, width=width, size=19)
+    page = PixelPage(500, 120)
+    draw_legend(page, OverlayStyle("colour"), left=20, top=10, width=width, size=19)
+    image = page.image
     x0, y0, x1, y1 = drawn_box(image)
     assert (x0, x1) == (20, 20 + width)
     assert y0 >= 10

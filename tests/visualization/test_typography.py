@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from captioner.visualization.typography import Pen, fit, font, one_line, shorten, wrap
+from captioner.visualization.overlay import PixelPage
+from captioner.visualization.typography import fit, font, one_line, shorten, wrap
 
 LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
 
@@ -93,8 +94,8 @@ def test_lines_break_between_characters_of_scripts_without_spaces() -> None:
 
 def test_text_is_drawn_as_pillow_draws_it() -> None:
     places = [(10, 40), (30.4, 40.25), (200.5, 90.75)]
-    pages = Image.new("RGB", (400, 120), "white"), Image.new("RGB", (400, 120), "white")
-    for pen in (ImageDraw.Draw(pages[0]), Pen(pages[1])):
+    image, page = Image.new("RGB", (400, 120), "white"), PixelPage(400, 120)
+    for pen in (ImageDraw.Draw(image), page):
         for place, anchor in zip(places, ("ls", "lm", "ms"), strict=True):
             pen.text(place, "Ågjp β", fill="#b3471e", font=font(30), anchor=anchor)
-    np.testing.assert_array_equal(*map(np.asarray, pages))
+    np.testing.assert_array_equal(np.asarray(page.image), np.asarray(image))

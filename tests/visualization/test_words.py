@@ -11,9 +11,9 @@ from PIL import Image, ImageColor
 
 from captioner.visualization import caption_gif
 from captioner.visualization.overlay import word_overlay
+from captioner.visualization.sheet import caption_frames, word_images
 from captioner.visualization.style import Layers, OverlayStyle
 from captioner.visualization.typography import WARNING
-from captioner.visualization.words import caption_frames, word_images
 
 WORDS = "a brown dog".split()
 
