@@ -9,8 +9,6 @@ from typing import Any
 import plain
 import pytest
 import torch
-from forced import force_decode_one
-from torch import Tensor
 
 from captioner.config import (
     AttentionConfig,
@@ -19,8 +17,6 @@ from captioner.config import (
     ModelConfig,
     PreprocessConfig,
 )
-from captioner.data.batch import pack_by_step
-from captioner.generation import SearchOptions, search
 from captioner.models.build import build_attention, build_decoder, build_model
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
@@ -29,7 +25,6 @@ B, K, ROWS, COLUMNS, D, H, V = 2, 3, 2, 3, 8, 12, 10
 L = ROWS * COLUMNS
 START = 1
 LENGTHS = torch.tensor([3, 1])
-KINDS = ["lstm", "luong", "top_down", "transformer", "mean"]
 
 
 def random_grid(local: bool = True) -> Grid:
@@ -98,29 +93,6 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
             assert found.context[b, k].tolist() == pytest.approx(context, abs=1e-9), window
 
 
-@pytest.mark.parametrize("select", ["soft", "hard"])
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_steps_batches_search_and_teacher_forcing_agree(kind: str, select: Any) -> None:
-    if (kind, select) == ("mean", "hard"):
-        return
-    grid, decoder = random_grid(), random_decoder(kind, select=select, values="local")
-    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
-    memory = decoder.prepare(grid)
-    forced = decoder(memory, tokens, LENGTHS)
-    state, logits = decoder.start(memory), []
-    for step in range(3):
-        found, _, state = decoder.step(tokens[:, step : step + 1], state, memory)
-        logits.append(found[:, 0])
-    assert close(pack_by_step(torch.stack(logits, 1), LENGTHS), forced.logits)
-
-    together = search(decoder, grid, SearchOptions(beam_size=3, max_words=4))
-    (alone,) = search(decoder, grid.select(slice(1, 2)), SearchOptions(beam_size=3, max_words=4))
-    assert [h.tokens for h in alone] == [h.tokens for h in together[1]]
-    again = force_decode_one(decoder, grid.select(torch.tensor([1])), alone[0].tokens)
-    assert again.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5)
-
-
 @torch.no_grad()
 def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     config = ModelConfig(
@@ -147,10 +119,6 @@ def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     plain_grid = model.encoder(image)
     assert plain_grid.local is None
     assert torch.equal(plain_grid.features, grid.local)
-
-
-def close(found: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("window", ["global", "local_m", "local_p"])

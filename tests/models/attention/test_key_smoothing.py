@@ -6,22 +6,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import plain
 import pytest
 import torch
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import smoothed
 from captioner.models.build import build_attention
-from captioner.types import Grid
 
 B, ROWS, COLUMNS, D, H = 2, 3, 4, 6, 5
-
-
-def random_grid(**sizes: int) -> Grid:
-    rows, columns = sizes.get("rows", ROWS), sizes.get("columns", COLUMNS)
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(B, rows * columns, D, dtype=torch.double, generator=generator)
-    return Grid(features, rows, columns)
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.5, 1.0])
@@ -29,7 +22,7 @@ def random_grid(**sizes: int) -> Grid:
 def test_a_cell_becomes_the_weighted_mean_of_its_neighbours(
     rows: int, columns: int, weight: float
 ) -> None:
-    grid = random_grid(rows=rows, columns=columns)
+    grid = plain.grid(B, rows, columns, D)
     found = smoothed(grid, weight)
     for b, row, column in product(range(B), range(rows), range(columns)):
         total, mean = 0.0, torch.zeros(D, dtype=torch.double)
@@ -51,14 +44,14 @@ def test_keys_are_smoothed_and_values_are_not(select: Any, heads: int) -> None:
     config = AttentionConfig(select=select, dim=4, heads=heads, key_smoothing=0.5)
     sizes: Any = {"query_dim": H, "feature_dim": D}
     smoothing = build_attention(config, **sizes).double().eval()
-    plain = build_attention(replace(config, key_smoothing=0.0), **sizes).double().eval()
-    plain.load_state_dict(smoothing.state_dict())
-    grid = random_grid()
+    unsmoothed = build_attention(replace(config, key_smoothing=0.0), **sizes).double().eval()
+    unsmoothed.load_state_dict(smoothing.state_dict())
+    grid = plain.grid(B, ROWS, COLUMNS, D)
     memory = smoothing.prepare(grid)
-    blurred = plain.prepare(replace(grid, features=smoothed(grid, 0.5)))
+    blurred = unsmoothed.prepare(replace(grid, features=smoothed(grid, 0.5)))
     assert torch.equal(memory.keys, blurred.keys)
-    assert not torch.allclose(memory.keys, plain.prepare(grid).keys)
+    assert not torch.allclose(memory.keys, unsmoothed.prepare(grid).keys)
     assert torch.equal(memory.grid.features, grid.features)
     if heads > 1:
         assert memory.values is not None
-        assert torch.equal(memory.values, plain.prepare(grid).values)
+        assert torch.equal(memory.values, unsmoothed.prepare(grid).values)

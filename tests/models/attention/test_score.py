@@ -14,37 +14,15 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import AdditiveScore, Score
-from captioner.models.attention.scores import CosineScore, DotScore, GeneralScore, LocationScore
+from captioner.models.attention.scores import CosineScore
+from captioner.registry import SCORES
 
 B, K, L, D, H, A = 2, 3, 6, 5, 8, 4
 
 
-def additive(heads: int = 1) -> Score:
-    return AdditiveScore(AttentionConfig(dim=A, heads=heads), query_dim=H, feature_dim=D)
-
-
-def concat(heads: int = 1) -> Score:
-    return AdditiveScore(AttentionConfig("concat", dim=A, heads=heads), query_dim=H, feature_dim=D)
-
-
-def dot(heads: int = 1) -> Score:
-    return DotScore(AttentionConfig("dot", dim=A, heads=heads), query_dim=H, feature_dim=D)
-
-
-def scaled_dot(heads: int = 1) -> Score:
-    return DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=D)
-
-
-def general(heads: int = 1) -> Score:
-    return GeneralScore(AttentionConfig(heads=heads), query_dim=H, feature_dim=D)
-
-
-def cosine(heads: int = 1) -> Score:
-    return CosineScore(AttentionConfig(dim=A, heads=heads), query_dim=H, feature_dim=D)
-
-
-def location(heads: int = 1) -> Score:
-    return LocationScore(AttentionConfig(heads=heads), query_dim=H, feature_dim=D, cells=L)
+def build(name: str, heads: int = 1) -> Score:
+    config = AttentionConfig(score=name, dim=A, heads=heads)
+    return SCORES[name](config, query_dim=H, feature_dim=D, cells=L)
 
 
 def plain_additive(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
@@ -86,16 +64,15 @@ def plain_location(score: Score, query: Vector, cell: Vector, head: int, number:
     return plain.part(plain.linear(score.query, query), head, score.heads)[number]
 
 
-CASES: list[tuple[Callable[[int], Score], Callable[..., float]]] = [
-    (additive, plain_additive),
-    (concat, plain_additive),
-    (dot, plain_dot),
-    (scaled_dot, plain_scaled_dot),
-    (general, plain_general),
-    (cosine, plain_cosine),
-    (location, plain_location),
-]
-NAMES = [build.__name__ for build, _ in CASES]
+PLAIN: dict[str, Callable[..., float]] = {
+    "additive": plain_additive,
+    "concat": plain_additive,
+    "dot": plain_dot,
+    "scaled_dot": plain_scaled_dot,
+    "general": plain_general,
+    "cosine": plain_cosine,
+    "location": plain_location,
+}
 
 
 def loud(score: Score) -> Score:
@@ -113,11 +90,9 @@ def random_photos() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize(("build", "formula"), CASES, ids=NAMES)
-def test_each_score_is_its_formula_in_a_plain_loop(
-    build: Callable[[int], Score], formula: Callable[..., float], heads: int
-) -> None:
-    score = loud(build(heads))
+@pytest.mark.parametrize("name", PLAIN)
+def test_each_score_is_its_formula_in_a_plain_loop(name: str, heads: int) -> None:
+    score, formula = loud(build(name, heads)), PLAIN[name]
     queries, features = random_photos()
     keys = score.keys(features)
     assert keys.shape[:3] == (B, heads, L)
@@ -130,7 +105,7 @@ def test_each_score_is_its_formula_in_a_plain_loop(
 
 
 def test_cosines_do_not_depend_on_lengths_and_bear_a_cell_of_zeros() -> None:
-    score = loud(cosine())
+    score = loud(build("cosine"))
     queries, features = random_photos()
     expected = score(queries, score.keys(features))
     torch.testing.assert_close(score(queries, score.keys(7 * features)), expected)

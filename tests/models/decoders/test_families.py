@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import plain
 import pytest
 import torch
 from forced import force_decode_one
@@ -46,13 +48,13 @@ def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:
 
 
 def random_grid() -> Grid:
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(PHOTOS, L, D, dtype=torch.double, generator=generator)
-    return Grid(features, ROWS, COLUMNS)
+    """With cells from before self-attention, which `attention.values: local` takes."""
+    local = plain.grid(PHOTOS, ROWS, COLUMNS, D, seed=2).features
+    return replace(plain.grid(PHOTOS, ROWS, COLUMNS, D), local=local)
 
 
 def photo_of(grid: Grid, photo: int) -> Grid:
-    return Grid(grid.features[photo : photo + 1], grid.height, grid.width)
+    return grid.select(slice(photo, photo + 1))
 
 
 def greedy(decoder: Decoder, grid: Grid, max_words: int) -> list[int]:
@@ -80,7 +82,14 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
     for window, select, heads in LOOKS if kind != "mean" else LOOKS[:1]:
         case = f"{window}, {select}, {heads} heads"
         attention = AttentionConfig(
-            score=score_name, window=window, select=select, dim=6, heads=heads, radius=1.0, words=4
+            score=score_name,
+            window=window,
+            select=select,
+            dim=6,
+            heads=heads,
+            radius=1.0,
+            words=4,
+            values="local" if score_name in ("additive", "dot") else "contextual",
         )
         decoder = random_decoder(kind, attention)
         memory = decoder.prepare(grid)

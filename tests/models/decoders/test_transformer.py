@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import plain
 import pytest
 import torch
 from forced import force_decode_one
@@ -54,9 +55,7 @@ def random_decoder(
 
 
 def random_grid(photos: int = 3, dim: int = D) -> Grid:
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(photos, L, dim, dtype=torch.double, generator=generator)
-    return Grid(features, ROWS, COLUMNS)
+    return plain.grid(photos, ROWS, COLUMNS, dim)
 
 
 def random_tokens(photos: int = 3, words: int = 6) -> Tensor:
