@@ -48,34 +48,34 @@ def _parser() -> argparse.ArgumentParser:
     )  # --engine is what distributes the work
     parsing.add_search_options(parser, min_words=True)
     add("--maps", action="store_true", help="also write the attention maps, as float16")
-    work = parser.add_argument_group("distribution of the work").add_argument
-    work(
+    add_work = parser.add_argument_group("distribution of the work").add_argument
+    add_work(
         "--engine",
         choices=["local", "ray"],
         default="local",
         help="processes on this machine, or Ray (default: local)",
     )
-    work(
+    add_work(
         "--ray-address",
         metavar="ADDRESS",
         help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine); for its "
         "GPUs add --device cuda",
     )
-    work(
+    add_work(
         "--workers",
         type=parsing.whole_number_from(1, 100_000),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
-    work(
+    add_work(
         "--batch-size",
         type=parsing.whole_number_from(1, 4096),
         default=16,
         metavar="N",
         help="photos that the model sees at once (default: 16)",
     )
-    work(
+    add_work(
         "--shard-size",
         type=parsing.whole_number,
         default=SHARD_SIZE,
@@ -83,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         help="photos in a part of the output, which is what is done again after a failure; of "
         f"WebDataset shards each is a part (default: {SHARD_SIZE})",
     )
-    work("--retry-errors", action="store_true", help="do parts again that have photos that failed")
+    add_work(
+        "--retry-errors", action="store_true", help="do parts again that have photos that failed"
+    )
     return parser
 
 

@@ -195,12 +195,11 @@ def chosen_model(arguments: argparse.Namespace) -> str | Path:
 def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = False) -> None:
     """Add the options of the search, except `--beam-size`; `--min-words` if asked for."""
     add = parser.add_argument
-    words = partial(add, metavar="N")
     if min_words:
         shortest = whole_number_from(0, MAX_WORDS)
-        words("--min-words", type=shortest, help="shortest caption (default: 1)")
+        add("--min-words", type=shortest, metavar="N", help="shortest caption (default: 1)")
     longest = whole_number_from(1, MAX_WORDS)
-    words("--max-words", type=longest, help="longest caption (default: the model's)")
+    add("--max-words", type=longest, metavar="N", help="longest caption (default: the model's)")
     add(
         "--length-penalty",
         type=number_from(-10, 10),  # as `decoding.length_penalty` of a recipe

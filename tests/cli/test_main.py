@@ -19,7 +19,6 @@ from captioner import __version__
 from captioner.__main__ import main
 from captioner.cli import COMMANDS
 from captioner.cli.completion import SHELLS, script
-from captioner.log import printable
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
@@ -77,23 +76,6 @@ def test_the_scripts_are_the_commands(programs: Programs) -> None:
     for file, command in (("train.py", "train"), ("caption.py", "caption")):
         one, other = programs.run(file, "--help"), programs.run("captioner", command, "--help")
         assert (one.code, one.stdout) == (other.code, other.stdout)
-
-
-# -------------------------------------------------------------------------------------- messages
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a dog \u2013 caf\u00e9 \u5199\u771f", "a dog \u2013 caf\u00e9 \u5199\u771f"),
-        ("\x1b[2J", r"\u001b[2J"),
-        ("a\nb\tc\r", r"a\u000ab\u0009c\u000d"),
-        ("\x9b31m\u202etxt", r"\u009b31m\u202etxt"),
-        ("caf\udce9", r"caf\udce9"),
-    ],
-)
-def test_control_characters_are_visible(text: str, shown: str) -> None:
-    assert printable(text) == shown
 
 
 # ------------------------------------------------------------------------------ quiet and verbose
