@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from captioner.errors import CaptionerError
@@ -19,12 +19,8 @@ _LAZY = ("data-src", "data-lazy-src", "data-original", "data-lazy", "data-url")
 _SETS = ("srcset", "data-srcset", "data-lazy-srcset")
 
 
-class _ImageTag(NamedTuple):
-    """An image without an alternative text."""
-
-    start: int  # offset in the page's text
-    text: str  # the tag, or Markdown's `![]`
-    sources: list[str]  # addresses of the image, the best first
+# An image without a text: its offset, its tag or Markdown's `![]`, its addresses, the best first.
+_ImageTag: TypeAlias = tuple[int, str, list[str]]
 
 
 class Page:
@@ -52,14 +48,15 @@ class Page:
         except OSError as error:
             raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
         self._text, self._encoding = _decode(content)
-        tags, markup = [], self._text
+        tags: list[_ImageTag] = []
+        markup = self._text
         if file.suffix.lower() in MARKDOWN_SUFFIXES:
             # Blanks instead of code, so that all offsets stay.
             markup = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), self._text)
             for match in _IMAGE.finditer(markup):
                 tag, quoted, plain = match.groups()
                 address = quoted or plain
-                tags.append(_ImageTag(match.start(), tag, [address] if address else []))
+                tags.append((match.start(), tag, [address] if address else []))
         self.elsewhere = 0
         self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
         for start, text, sources in sorted([*tags, *_TagReader(markup).tags]):
@@ -105,14 +102,8 @@ class _TagReader(HTMLParser):
             self._picture = []
         elif tag == "source":
             self._picture += _first_addresses(values)
-        elif tag == "img":
-            self._add_image(values)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "picture":
-            self._picture = []
-
-    def _add_image(self, values: Mapping[str, str]) -> None:
+        if tag != "img":
+            return
         role = values.get("role", "").lower().split()[:1]
         hidden = values.get("aria-hidden", "").lower() == "true"
         labelled = any(values.get(name) for name in _LABELS)
@@ -124,7 +115,11 @@ class _TagReader(HTMLParser):
         line, column = self.getpos()
         start = self._lines[line - 1] + column
         sources = [*lazy, *source, *_first_addresses(values), *self._picture]
-        self.tags.append(_ImageTag(start, text, sources))
+        self.tags.append((start, text, sources))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "picture":
+            self._picture = []
 
 
 def _first_addresses(values: Mapping[str, str]) -> list[str]:

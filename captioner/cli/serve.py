@@ -114,39 +114,41 @@ def _run(arguments: argparse.Namespace) -> int:
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
         )
-    listening = _listen(arguments.host, arguments.port)
-    host, port = listening.getsockname()[:2]
-    hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_loopback(arguments.host) else ["*"]
-    app = create_app(
-        _load_models(arguments),
-        token=arguments.token or None,
-        limits=Limits(
-            max_bytes=arguments.max_megabytes * 10**6,
-            max_pixels=arguments.max_megapixels * 10**6,
-            max_requests=arguments.max_requests,
-            deadline_s=arguments.deadline,
-            allow_urls=arguments.allow_urls,
-        ),
-        allowed_hosts=hosts,
-        allowed_origins=arguments.allow_origin,
-    )
-    config = uvicorn.Config(
-        app,
-        ws="none",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=4 * arguments.max_requests,
-        # Requests that have arrived are answered by then; unfinished uploads may be cut.
-        timeout_graceful_shutdown=arguments.deadline + 5,
-    )
-    # uvicorn drains on these signals and then sends them to itself again: that is no error.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit())
-    show(f"captioner listens at http://{_url_host(host)}:{port}")
-    uvicorn.Server(config).run(sockets=[listening])
+    with _listen(arguments.host, arguments.port) as listening:
+        host, port = listening.getsockname()[:2]
+        hosts = ["*"]
+        if is_loopback(arguments.host):
+            hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)]
+        app = create_app(
+            _load_models(arguments),
+            token=arguments.token or None,
+            limits=Limits(
+                max_bytes=arguments.max_megabytes * 10**6,
+                max_pixels=arguments.max_megapixels * 10**6,
+                max_requests=arguments.max_requests,
+                deadline_s=arguments.deadline,
+                allow_urls=arguments.allow_urls,
+            ),
+            allowed_hosts=hosts,
+            allowed_origins=arguments.allow_origin,
+        )
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=4 * arguments.max_requests,
+            # Requests that have arrived are answered by then; unfinished uploads may be cut.
+            timeout_graceful_shutdown=arguments.deadline + 5,
+        )
+        # uvicorn drains on these signals and then sends them to itself again: that is no error.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: sys.exit())
+        show(f"captioner listens at http://{_url_host(host)}:{port}")
+        uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
