@@ -121,7 +121,7 @@ def test_the_output_is_read_by_evaluate_and_by_batch(
 
 
 def test_a_second_run_does_only_what_does_not_verify(
-    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    batch: Batch, collection: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     output = tmp_path / "out"
     assert batch(collection, output) == 1
@@ -141,7 +141,7 @@ def test_a_second_run_does_only_what_does_not_verify(
 
 
 def test_another_input_in_the_same_output_does_the_shards_that_differ(
-    batch: Batch, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    batch: Batch, collection: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     photos = [str(path) for path in sorted(collection.glob("a/*.png"))]
     file, output = tmp_path / "photos.txt", tmp_path / "out"
@@ -154,7 +154,7 @@ def test_another_input_in_the_same_output_does_the_shards_that_differ(
 
 
 def test_other_settings_are_refused_by_name(
-    batch: Batch, collection: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+    batch: Batch, collection: Path, undisturbed: Path, capsys: Captured
 ) -> None:
     before = parts(undisturbed)
     assert batch(collection, undisturbed, "--maps", "--beam-size", 2) == 2
@@ -195,7 +195,7 @@ def test_webdataset_shards_are_parts(batch: Batch, tmp_path: Path) -> None:
     assert all(row["caption"] for row in found)
 
 
-def test_input_and_output_may_be_urls(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_and_output_may_be_urls(model: Path, capsys: Captured) -> None:
     """In one process, because no other sees this one's memory."""
     system = fsspec.filesystem("memory")
     for number in range(12):
@@ -249,7 +249,7 @@ def test_a_killed_run_is_finished_by_the_next(
 
 
 def test_one_run_at_a_time_writes_to_a_folder(
-    batch: Batch, collection: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+    batch: Batch, collection: Path, undisturbed: Path, capsys: Captured
 ) -> None:
     from captioner.files import locked
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_done_is_one_sentence(
     batch: Batch,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
     source: str,
     options: tuple[object, ...],
     fact: str,

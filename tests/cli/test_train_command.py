@@ -23,6 +23,7 @@ from captioner.config import Config, data_sources, from_yaml, shipped_recipes, t
 from captioner.errors import ConfigError
 
 STEPS = 11  # an epoch: 21 batches by twos
+Whole = tuple[Path, ProgramResult]
 # Of the processes of torchrun the first alone adds graphs to the model, which takes most of the time
 # of these short runs: a test that is not about the model is another one.
 NO_GRAPHS = {"RANK": "1"}
@@ -57,18 +58,14 @@ def reached(run: Path, step: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def whole(
-    table: Path, programs: Programs, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, ProgramResult]:
+def whole(table: Path, programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A run of two epochs that nobody interrupts, and how it ended."""
     run = tmp_path_factory.mktemp("whole") / "run"
     outcome = programs.run("train.py", "--config", recipe(table, run), "--train.samples", 1)
     return run, outcome
 
 
-def test_a_run_ends_well_and_says_where_its_best_model_is(
-    whole: tuple[Path, ProgramResult],
-) -> None:
+def test_a_run_ends_well_and_says_where_its_best_model_is(whole: Whole) -> None:
     run, outcome = whole
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout == f"{run / 'best'}\n"
@@ -80,9 +77,7 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(
     assert graphs.startswith(f"writing graphs to {run / 'best'}")
 
 
-def test_the_run_folder_holds_the_promised_files(
-    whole: tuple[Path, ProgramResult], table: Path
-) -> None:
+def test_the_run_folder_holds_the_promised_files(whole: Whole, table: Path) -> None:
     run, _ = whole
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     folders = {"best", "last", "previous", "tensorboard"}
@@ -95,7 +90,7 @@ def test_the_run_folder_holds_the_promised_files(
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
-def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, ProgramResult]) -> None:
+def test_the_log_has_every_step_and_every_validation(whole: Whole) -> None:
     found = entries(whole[0])
     steps = [entry for entry in found if entry["kind"] == "train"]
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
@@ -107,9 +102,7 @@ def test_the_log_has_every_step_and_every_validation(whole: tuple[Path, ProgramR
     assert all({"CIDEr", "Bleu_4", "ROUGE_L", "distinct_captions"} <= v.keys() for v in validations)
 
 
-def test_tensorboard_shows_the_same_figures_and_sample_pictures(
-    whole: tuple[Path, ProgramResult],
-) -> None:
+def test_tensorboard_shows_the_same_figures_and_sample_pictures(whole: Whole) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run, _ = whole
@@ -147,12 +140,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
     ("workers", "step"), [(2, 5), pytest.param(0, STEPS + 5, marks=pytest.mark.slow)]
 )
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
-    whole: tuple[Path, ProgramResult],
-    table: Path,
-    tmp_path: Path,
-    programs: Programs,
-    workers: int,
-    step: int,
+    whole: Whole, table: Path, tmp_path: Path, programs: Programs, workers: int, step: int
 ) -> None:
     file = recipe(table, tmp_path / "run", data__workers=workers)
     running, run = started(programs, file, step)
@@ -175,7 +163,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     ],
 )
 def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
-    whole: tuple[Path, ProgramResult],
+    whole: Whole,
     table: Path,
     tmp_path: Path,
     programs: Programs,
@@ -228,9 +216,7 @@ def test_every_kind_of_training_runs_and_captions(
 # -------------------------------------------------------------------------------------- refusals
 
 
-def test_a_run_in_its_folder_is_not_overwritten(
-    whole: tuple[Path, ProgramResult], programs: Programs
-) -> None:
+def test_a_run_in_its_folder_is_not_overwritten(whole: Whole, programs: Programs) -> None:
     run, _ = whole
     sentence = programs.run("train.py", "--config", run / "config.yaml").sentence()
     assert str(run) in sentence
@@ -239,7 +225,7 @@ def test_a_run_in_its_folder_is_not_overwritten(
 
 @pytest.mark.parametrize(("option", "value"), [("decoder.hidden_dim", 24), ("data.batch_size", 3)])
 def test_resuming_with_another_setting_is_refused_by_its_name(
-    whole: tuple[Path, ProgramResult], commands: Commands, option: str, value: object
+    whole: Whole, commands: Commands, option: str, value: object
 ) -> None:
     run, _ = whole
     before = (run / "config.yaml").read_bytes()
@@ -330,7 +316,7 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_one_or_two_ctrl_c_at_any_moment_lose_nothing_and_print_no_traceback(
-    whole: tuple[Path, ProgramResult], table: Path, tmp_path: Path, programs: Programs, count: int
+    whole: Whole, table: Path, tmp_path: Path, programs: Programs, count: int
 ) -> None:
     """From the start to the export after the last epoch, which an exception could abort in C++."""
     generator = random.Random(count)
@@ -365,7 +351,7 @@ def test_one_or_two_ctrl_c_at_any_moment_lose_nothing_and_print_no_traceback(
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process need Linux")
 @pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
-    whole: tuple[Path, ProgramResult], table: Path, tmp_path: Path, programs: Programs
+    whole: Whole, table: Path, tmp_path: Path, programs: Programs
 ) -> None:
     import resource
 

@@ -25,6 +25,8 @@ from captioner.serving.service import Limits
 
 JPEG = {"Content-Type": "image/jpeg"}
 OCTETS = "application/octet-stream"
+Models = dict[str, Captioner]
+Limited = Callable[..., TestClient]
 
 
 def problem(answer: Any, status: int) -> str:
@@ -53,7 +55,7 @@ def rounded(values: Any) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"beam_size": 1}, {"model": "tiny_hard", "beam_size": 2}])
 def test_form_json_and_raw_bytes_are_captioned_as_in_python(
-    client: TestClient, tiny_models: dict[str, Captioner], drawn_photos: Path, options: Any
+    client: TestClient, tiny_models: Models, drawn_photos: Path, options: Any
 ) -> None:
     texts = set()
     for number in range(6):
@@ -83,7 +85,7 @@ def test_form_json_and_raw_bytes_are_captioned_as_in_python(
 
 
 def test_several_captions_are_the_best_of_the_search(
-    client: TestClient, tiny_models: dict[str, Captioner], photo: bytes
+    client: TestClient, tiny_models: Models, photo: bytes
 ) -> None:
     answer = client.post("/v1/captions", **form(photo, beam_size=4, num_captions=3)).json()
     (expected,) = tiny_models["tiny"].n_best([photo], 3, beam_size=4)
@@ -92,7 +94,7 @@ def test_several_captions_are_the_best_of_the_search(
 
 
 def test_captions_are_sampled_and_bounded_as_in_python(
-    client: TestClient, tiny_models: dict[str, Captioner], photo: bytes
+    client: TestClient, tiny_models: Models, photo: bytes
 ) -> None:
     sampling = {"num_captions": 4, "temperature": 0.8, "top_p": 0.9, "seed": 3, "max_words": 5}
     answer = client.post("/v1/captions", **form(photo, sample="true", **sampling)).json()
@@ -105,7 +107,7 @@ def test_captions_are_sampled_and_bounded_as_in_python(
 
 
 def test_given_caption_is_scored_as_in_python(
-    client: TestClient, tiny_models: dict[str, Captioner], photo: bytes
+    client: TestClient, tiny_models: Models, photo: bytes
 ) -> None:
     text = "A red disc, on the table!"
     expected = tiny_models["tiny"].score(photo, text)
@@ -163,10 +165,7 @@ def test_several_photos_are_answered_in_their_order(client: TestClient, drawn_ph
 
 
 def test_addresses_are_fetched_only_where_the_server_may(
-    client: TestClient,
-    limited: Callable[..., TestClient],
-    photo: bytes,
-    monkeypatch: pytest.MonkeyPatch,
+    client: TestClient, limited: Limited, photo: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "https://photos.example/a.jpg"
     asked = []
@@ -292,7 +291,7 @@ def test_openapi_describes_requests_answers_and_problems(client: TestClient) -> 
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
-def test_token_is_required(tiny_models: dict[str, Captioner], photo: bytes) -> None:
+def test_token_is_required(tiny_models: Models, photo: bytes) -> None:
     app = create_app(tiny_models, token="sesame-1")
     with TestClient(app, base_url=BASE) as client:
         for headers in (
@@ -317,9 +316,7 @@ def test_token_is_required(tiny_models: dict[str, Captioner], photo: bytes) -> N
         assert document["paths"]["/v1/captions"]["post"]["security"] == [{"token": []}]
 
 
-def test_other_host_names_are_refused(
-    client: TestClient, tiny_models: dict[str, Captioner]
-) -> None:
+def test_other_host_names_are_refused(client: TestClient, tiny_models: Models) -> None:
     for name in ("evil.example", "localhost.evil.example", "192.0.2.1", "two names"):
         for address in ("/", "/page.js", "/openapi.json", "/nowhere", "/metrics", "/v1/models"):
             assert client.get(address, headers={"Host": name}).status_code == 400
@@ -362,9 +359,7 @@ def test_pages_of_other_sites_are_refused(
     problem(client.post("/nowhere", headers=headers), 403)
 
 
-def test_allowed_origin_can_use_the_interface(
-    tiny_models: dict[str, Captioner], photo: bytes
-) -> None:
+def test_allowed_origin_can_use_the_interface(tiny_models: Models, photo: bytes) -> None:
     app = create_app(tiny_models, allowed_origins=[ELSEWHERE])
     with TestClient(app, base_url=BASE) as client:
         site = {"Origin": ELSEWHERE, "Sec-Fetch-Site": "cross-site"}
@@ -384,14 +379,14 @@ def test_allowed_origin_can_use_the_interface(
 
 
 @pytest.fixture
-def limited(tiny_models: dict[str, Captioner]) -> Callable[..., TestClient]:
+def limited(tiny_models: Models) -> Callable[..., TestClient]:
     def of(**limits: Any) -> TestClient:
         return TestClient(create_app(tiny_models, limits=Limits(**limits)), base_url=BASE)
 
     return of
 
 
-def test_body_over_the_limit_is_413(limited: Callable[..., TestClient], photo: bytes) -> None:
+def test_body_over_the_limit_is_413(limited: Limited, photo: bytes) -> None:
     with limited(max_bytes=len(photo)) as client:
         assert client.post("/v1/captions", content=photo, headers=JPEG).status_code == 200
         over = photo + b"\0"
@@ -417,10 +412,7 @@ class Held:
 
 
 def test_answer_after_the_deadline_is_504(
-    limited: Callable[..., TestClient],
-    tiny_models: dict[str, Captioner],
-    photo: bytes,
-    monkeypatch: pytest.MonkeyPatch,
+    limited: Limited, tiny_models: Models, photo: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(tiny_models["tiny"], monkeypatch)
     with limited(deadline_s=0.5) as client:
@@ -430,10 +422,7 @@ def test_answer_after_the_deadline_is_504(
 
 
 def test_full_server_answers_503_and_finishes_its_requests(
-    limited: Callable[..., TestClient],
-    tiny_models: dict[str, Captioner],
-    photo: bytes,
-    monkeypatch: pytest.MonkeyPatch,
+    limited: Limited, tiny_models: Models, photo: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held(tiny_models["tiny"], monkeypatch)
     with limited(max_requests=2) as client:
@@ -460,7 +449,7 @@ def test_full_server_answers_503_and_finishes_its_requests(
         assert client.get("/ready").status_code == 200
 
 
-def test_body_that_does_not_arrive_is_408(tiny_models: dict[str, Captioner], photo: bytes) -> None:
+def test_body_that_does_not_arrive_is_408(tiny_models: Models, photo: bytes) -> None:
     app = create_app(tiny_models, limits=Limits(deadline_s=0.2))
     sent: list[Any] = []
 
@@ -479,7 +468,7 @@ def test_body_that_does_not_arrive_is_408(tiny_models: dict[str, Captioner], pho
 
 
 def test_unforeseen_error_is_500_without_details(
-    tiny_models: dict[str, Captioner], photo: bytes, monkeypatch: pytest.MonkeyPatch
+    tiny_models: Models, photo: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a secret")

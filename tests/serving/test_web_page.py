@@ -22,6 +22,8 @@ from serving_tools import started
 
 from captioner import Captioner
 
+Site = tuple[str, Running]
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -30,9 +32,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def site(
-    programs: Programs, tiny_model: Path, tiny_hard_model: Path
-) -> Iterator[tuple[str, Running]]:
+def site(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iterator[Site]:
     with started(programs, "--checkpoint", tiny_model, "--checkpoint", tiny_hard_model) as running:
         yield running
 
@@ -55,7 +55,7 @@ def photo(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(browser: Any, site: tuple[str, Running]) -> Iterator[Any]:
+def opened(browser: Any, site: Site) -> Iterator[Any]:
     """Opens the page; afterwards nothing may have complained or asked another host."""
     contexts: list[Any] = []
     pages: list[Watched] = []
