@@ -130,7 +130,7 @@ def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list
             ) from error
 
     stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
-    if stray.search(text) is None and path.suffix != ".token":
+    if stray.search(text) is None and ".token" not in path.name:
         return rows(text)
     if delimiter in "\t|":
         return rows(text, csv.QUOTE_NONE)

@@ -37,7 +37,7 @@ def flickr8k(tmp_path: Path) -> Path:
     touch(tmp_path / "images", "a.jpg", "b.jpg", "c.jpg", "unused.jpg")
     (tmp_path / "Flickr8k.token.txt").write_text(
         "c.jpg#0\tA cat, a dog, a bird .\nc.jpg#1\tThe  cat sits .\na.jpg#0\tA dog .\n"
-        "odd.jpg.1#0\tin no split\nb.jpg#0\tA bird .\n"
+        'odd.jpg.1#0\tin no split\nb.jpg#0\t"A bird .\n'
     )
     (tmp_path / "Flickr_8k.trainImages.txt").write_text("b.jpg\nc.jpg\n")
     (tmp_path / "Flickr_8k.devImages.txt").write_text("a.jpg\n")
@@ -46,7 +46,7 @@ def flickr8k(tmp_path: Path) -> Path:
 
 def test_flickr8k_gives_captions_ids_and_the_order_of_the_split_file(flickr8k: Path) -> None:
     images = [
-        CaptionedImage(flickr8k / "images" / "b.jpg", ("A bird .",), 3),
+        CaptionedImage(flickr8k / "images" / "b.jpg", ('"A bird .',), 3),  # an open quote
         CaptionedImage(
             flickr8k / "images" / "c.jpg", ("A cat, a dog, a bird .", "The cat sits ."), 0
         ),
@@ -351,6 +351,7 @@ CSV, JSONL = "image,caption\n", '{"image": "a.jpg", "caption": "A"}\n'
         (CSV + 'a.jpg,"A\ndog"\na.jpg,"no end\na.jpg,x\n', 4, "not readable as CSV"),
         ("image,caption,split\na.jpg,A,train\na.jpg,A,\n", 3, "the split is empty"),
         (CSV + "a.jpg,A caf\udce9\n", 2, "not UTF-8"),
+        (CSV + "a\0.\0j\0p\0g\0", 2, "not UTF-8"),
         (JSONL + "{", 2, "not one JSON object"),
         (JSONL + "\n[1]", 3, "expected {"),
         (JSONL + '{"caption": "A"}', 2, "it has no image"),

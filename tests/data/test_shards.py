@@ -55,6 +55,7 @@ def test_training_from_shards_is_training_from_the_folder_though_it_is_resumed_w
     for split in ("train", "val"):
         from_shards, from_folder = (read_split(root=r, split=split) for r in (shards, photos))
         assert contents(from_shards) == contents(from_folder)
+        assert [i.image_id for i in from_shards.images] == [i.path.stem for i in from_folder.images]
         assert [i.captions for i in from_shards.images] == [i.captions for i in from_folder.images]
     runs = {name: tmp_path / name for name in ("folder", "whole", "cut")}
     once = {"train__epochs": 1}
