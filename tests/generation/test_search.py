@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -24,9 +23,9 @@ from captioner.models.attention.attention import (
     Memory,
     SoftSelect,
 )
-from captioner.models.decoders.base import Decoder, TeacherForcingOutput
+from captioner.models.decoders.base import Decoder
 from captioner.models.decoders.lstm import LSTMDecoder
-from captioner.types import AttentionOutput, Geometry, Grid
+from captioner.types import Geometry, Grid
 
 PAD, START, END, UNKNOWN = range(4)
 ROWS, COLUMNS, D, H = 2, 3, 5, 8
@@ -99,29 +98,23 @@ def repeats(words: tuple[int, ...], length: int) -> bool:
     return len(set(sequences)) < len(sequences)
 
 
-def plain_greedy(read: Reader, max_words: int) -> Found:
-    words: tuple[int, ...] = ()
-    total = 0.0
-    while len(words) < max_words:
-        log_probs = read(words)
-        allowed = [t for t in range(len(log_probs)) if t not in (PAD, START, UNKNOWN)]
-        if not words:
-            allowed.remove(END)
-        token = max(allowed, key=lambda t: log_probs[t])
-        total += log_probs[token]
-        if token == END:
-            return words, total, log_probs[END]
-        words = (*words, token)
-    return words, total, None
+def comes_again(words: tuple[int, ...], phrases: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether the last word is the one before a phrase that it follows."""
+    return any(
+        len(words) > len(phrase) + 1
+        and words[-1 - len(phrase) : -1] == phrase
+        and words[-2 - len(phrase)] == words[-1]
+        for phrase in phrases
+    )
 
 
 def plain_beam_search(
     read: Reader,
     beam_size: int,
     max_words: int,
-    length_penalty: float,
+    length_penalty: float = 0.0,
     no_repeat_ngram: int = 0,
-    no_repeat_around: list[list[int]] | None = None,
+    no_repeat_around: tuple[tuple[int, ...], ...] = (),
     min_words: int = 1,
     repeatable: tuple[int, ...] | None = None,
 ) -> list[Found]:
@@ -136,7 +129,7 @@ def plain_beam_search(
                     continue
                 if no_repeat_ngram and repeats((*words, token), no_repeat_ngram):
                     continue
-                if comes_again((*words, token), no_repeat_around or []):
+                if comes_again((*words, token), no_repeat_around):
                     continue
                 if repeatable is not None and token in words and token not in repeatable:
                     continue
@@ -166,15 +159,6 @@ def assert_same(found: list[Hypothesis], expected: list[Found]) -> None:
 # --- against plain loops ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_beam_of_one_is_greedy_search(seed: int) -> None:
-    decoder, grid = random_decoder(seed), random_grid(4, seed)
-    found = search(decoder, grid, SearchOptions(beam_size=1, max_words=9))
-    for photo in range(4):
-        expected = plain_greedy(Reader(decoder, photo_of(grid, photo)), 9)
-        assert_same(found[photo], [expected])
-
-
 CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end: see the last test
 
 
@@ -184,96 +168,32 @@ def case(seed: int, end: float) -> tuple[LSTMDecoder, Grid, list[Reader]]:
     return decoder, grid, [Reader(decoder, photo_of(grid, photo)) for photo in range(5)]
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"length_penalty": 0.7},
+        {"length_penalty": 1.0},
+        *({"no_repeat_ngram": n} for n in (1, 2, 3)),
+        {"no_repeat_around": ((), (4,), (5,), (6, 7))},
+        {"min_words": 4},
+        *({"repeatable": words} for words in ((), (4,), (5, 7))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("seed", "end"), CASES)
 def test_beam_search_is_the_plain_one_for_each_photo(
-    seed: int, end: float, beam_size: int, length_penalty: float
+    seed: int, end: float, beam_size: int, settings: dict[str, Any]
 ) -> None:
     decoder, grid, readers = case(seed, end)
-    found = search(
-        decoder,
-        grid,
-        SearchOptions(beam_size=beam_size, max_words=7, length_penalty=length_penalty),
-    )
+    common = {"beam_size": beam_size, "max_words": 7}
+    found = search(decoder, grid, SearchOptions(**common, **settings))
     for hypotheses, read in zip(found, readers, strict=True):
-        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, length_penalty))
-
-
-@pytest.mark.parametrize("no_repeat_ngram", [1, 2, 3])
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
-@pytest.mark.parametrize(("seed", "end"), CASES)
-def test_without_repeats_beam_search_is_the_plain_one_that_drops_them(
-    seed: int, end: float, beam_size: int, no_repeat_ngram: int
-) -> None:
-    decoder, grid, readers = case(seed, end)
-    settings = {"beam_size": beam_size, "max_words": 7}
-    found = search(decoder, grid, SearchOptions(**settings, no_repeat_ngram=no_repeat_ngram))
-    for hypotheses, read in zip(found, readers, strict=True):
-        expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_ngram)
-        assert_same(hypotheses, expected)
-        assert not any(repeats(tuple(h.tokens), no_repeat_ngram) for h in hypotheses)
-    if seed == 2:  # where captions do repeat themselves if they may
-        free = [
-            h for hypotheses in search(decoder, grid, SearchOptions(**settings)) for h in hypotheses
-        ]
-        assert any(repeats(tuple(h.tokens), no_repeat_ngram) for h in free)
-
-
-def comes_again(words: tuple[int, ...], phrases: list[list[int]]) -> bool:
-    """Whether the last word is the one before a phrase that it follows."""
-    return any(
-        len(words) > len(phrase) + 1
-        and words[-1 - len(phrase) : -1] == tuple(phrase)
-        and words[-2 - len(phrase)] == words[-1]
-        for phrase in phrases
-    )
-
-
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
-@pytest.mark.parametrize(("seed", "end"), CASES)
-def test_no_word_comes_again_right_after_a_phrase(seed: int, end: float, beam_size: int) -> None:
-    decoder, grid, readers = case(seed, end)
-    settings: dict[str, Any] = {"beam_size": beam_size, "max_words": 7}
-    free = [
-        h.tokens
-        for hypotheses in search(decoder, grid, SearchOptions(**settings))
-        for h in hypotheses
-    ]
-    phrases = [[words[1]] for words in free if len(words) > 1] + [
-        words[1:3] for words in free if len(words) > 2
-    ]
-    phrases.append([])  # no word right after itself
-    options = SearchOptions(**settings, no_repeat_around=tuple(map(tuple, phrases)))
-    found = search(decoder, grid, options)
-    for hypotheses, read in zip(found, readers, strict=True):
-        expected = plain_beam_search(read, beam_size, 7, 0.0, no_repeat_around=phrases)
-        assert_same(hypotheses, expected)
-    if seed == 2:  # where captions do repeat themselves if they may
-        assert any(comes_again(tuple(w[: n + 1]), phrases) for w in free for n in range(len(w)))
-
-
-@pytest.mark.parametrize("beam_size", [1, 3])
-@pytest.mark.parametrize(("seed", "end"), CASES)
-def test_no_caption_ends_before_its_shortest_length(seed: int, end: float, beam_size: int) -> None:
-    decoder, grid, readers = case(seed, end)
-    found = search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, min_words=4))
-    for hypotheses, read in zip(found, readers, strict=True):
-        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, 0.0, min_words=4))
-
-
-@pytest.mark.parametrize("repeatable", [(), (4,), (5, 7)])
-@pytest.mark.parametrize("beam_size", [1, 3])
-@pytest.mark.parametrize(("seed", "end"), CASES)
-def test_only_repeatable_words_come_twice(
-    seed: int, end: float, beam_size: int, repeatable: tuple[int, ...]
-) -> None:
-    decoder, grid, readers = case(seed, end)
-    found = search(
-        decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, repeatable=repeatable)
-    )
-    for hypotheses, read in zip(found, readers, strict=True):
-        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, 0.0, repeatable=repeatable))
+        assert_same(hypotheses, plain_beam_search(read, beam_size, 7, **settings))
+    if seed == 2 and settings.keys() & {"no_repeat_ngram", "no_repeat_around", "repeatable"}:
+        free = search(decoder, grid, SearchOptions(**common))
+        assert [h.tokens for hs in free for h in hs] != [h.tokens for hs in found for h in hs]
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -414,77 +334,6 @@ def test_a_hypothesis_equals_the_scoring_of_its_words(gate: Any, beam_size: int)
                 assert found.end_log_prob == pytest.approx(forced.end_log_prob, abs=2e-5)
                 assert found.score == pytest.approx(forced.score, abs=1e-4)
     assert max(ended) >= 3
-
-
-# --- any decoder ----------------------------------------------------------------------------------
-
-
-class TableDecoder(Decoder):
-    """Knows the last token only. It attends to the cell of the token that it reads, and says so.
-
-    A photo is one cell's worth of features: the decoder's table of logits for it.
-    """
-
-    def __init__(self, logits: Callable[[int, int], Tensor], words: int) -> None:
-        super().__init__()
-        self.logits, self.vocabulary_size = logits, 4 + words
-
-    def prepare(self, grid: Grid) -> Memory:
-        return Memory(grid, grid.features)
-
-    def start(self, memory: Memory, beams: int = 1) -> Tensor:
-        return torch.zeros(len(memory.keys), beams, dtype=torch.long)
-
-    def step(
-        self, tokens: Tensor, state: Tensor, memory: Memory
-    ) -> tuple[Tensor, AttentionOutput, Tensor]:
-        photos = memory.keys[:, 0, 0].long()
-        logits = torch.stack(
-            [
-                torch.stack([self.logits(int(photo), int(token)) for token in row])
-                for photo, row in zip(photos, tokens, strict=True)
-            ]
-        )
-        maps = nn.functional.one_hot(tokens, self.vocabulary_size).float()
-        zeros = torch.zeros(tokens.shape)
-        attended = AttentionOutput(maps, maps, entropy=zeros, log_prob=zeros, cells=tokens)
-        return logits, attended, state + 1
-
-    def reorder(self, state: Tensor, photos: Tensor, beams: Tensor) -> Tensor:
-        return state[photos.unsqueeze(1), beams]
-
-    def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
-        raise NotImplementedError
-
-
-def random_table(photo: int, token: int, words: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(100 * photo + token)
-    return 2 * torch.randn(4 + words, generator=generator)
-
-
-def numbered_photos(count: int, cells: int = 9) -> Grid:
-    return Grid(torch.arange(count).float().reshape(count, 1, 1).expand(-1, cells, 1), 1, cells)
-
-
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_maps_and_sampled_cells_are_read_back_along_each_captions_own_way(beam_size: int) -> None:
-    decoder = TableDecoder(random_table, words=5)
-    crossings = 0
-    results = search(decoder, numbered_photos(12), SearchOptions(beam_size=beam_size, max_words=8))
-    for photo, hypotheses in enumerate(results):
-        for hypothesis in hypotheses:
-            read = [START, *hypothesis.tokens[:-1]]
-            assert hypothesis.maps.argmax(1).tolist() == read
-            assert hypothesis.cells is not None
-            assert hypothesis.cells.tolist() == read
-            assert hypothesis.beta is None
-            expected = [
-                torch.log_softmax(random_table(photo, token), -1)[word].item()
-                for token, word in zip(read, hypothesis.tokens, strict=True)
-            ]
-            assert hypothesis.log_probs.tolist() == pytest.approx(expected, abs=1e-5)
-            crossings += len(hypothesis.tokens) > 2
-    assert crossings > 5
 
 
 # --- Caption --------------------------------------------------------------------------------------
