@@ -140,19 +140,6 @@ def test_it_is_torchs_own_decoder_with_the_same_weights(pre_norm: bool) -> None:
     torch.testing.assert_close(forced.logits, pack_by_step(expected, lengths), rtol=1e-9, atol=1e-9)
 
 
-def test_a_word_sees_itself_and_the_words_before_only() -> None:
-    decoder, grid, tokens = random_decoder(), random_grid(1), random_tokens(1)
-    lengths = torch.tensor([6])
-    expected = decoder(decoder.prepare(grid), tokens, lengths)
-    for place in range(1, 6):
-        changed = tokens.clone()
-        changed[0, place] = 4 + (tokens[0, place] - 3) % (V - 4)
-        found = decoder(decoder.prepare(grid), changed, lengths)
-        torch.testing.assert_close(found.logits[:place], expected.logits[:place])
-        torch.testing.assert_close(found.maps[:, :place], expected.maps[:, :place])
-        assert ((found.logits - expected.logits)[place:].abs().amax(-1) > 1e-4).all()
-
-
 @pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 @torch.no_grad()
@@ -170,26 +157,6 @@ def test_words_written_with_the_cache_are_those_of_each_prefix_read_as_a_whole(
         torch.testing.assert_close(logits[:, 0], forced.logits[-3:], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(attended.weights[:, 0], forced.maps[:, -1])
         torch.testing.assert_close(attended.entropy[:, 0], forced.entropy[:, -1])
-
-
-@torch.no_grad()
-def test_hypotheses_have_caches_of_their_own_that_reorder_with_them() -> None:
-    decoder, grid = random_decoder(), random_grid(2)
-    memory = decoder.prepare(grid)
-    state = decoder.start(memory, 2)
-    written = torch.tensor([[[1, 4, 5], [1, 6, 7]], [[1, 8, 9], [1, 10, 4]]])
-    for step in range(3):
-        _, _, state = decoder.step(written[..., step], state, memory)
-    photos, beams = torch.tensor([1, 0]), torch.tensor([[1, 1], [0, 1]])
-    state = decoder.reorder(state, photos, beams)
-    words = torch.tensor([[5, 6], [7, 8]])
-    logits, _, _ = decoder.step(words, state, memory.select(photos))
-    for row, photo in enumerate(photos.tolist()):
-        for beam, parent in enumerate(beams[row].tolist()):
-            whole = torch.cat([written[photo, parent], words[row, beam : beam + 1]]).unsqueeze(0)
-            alone = decoder.prepare(Grid(grid.features[photo : photo + 1], ROWS, COLUMNS))
-            forced = decoder(alone, whole, torch.tensor([4]))
-            torch.testing.assert_close(logits[row, beam], forced.logits[-1])
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -267,6 +234,3 @@ def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
             "decoder.max_positions: this model has 4 learned positions, so its captions cannot be "
             "longer; lower max_words"
         )
-
-
-# --- construction ---------------------------------------------------------------------------------
