@@ -6,15 +6,9 @@ its words lower-cased and separated by single spaces, without punctuation.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +23,6 @@ from captioner.registry import METRICS
 PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
 PYTHON_TOKENIZER = "python (nltk)"
 ONE_IMAGE = "not defined: its document frequencies need at least two photos"
-_WORKER = "from captioner.evaluation.java_metrics import main; main()"
 
 ImageId = TypeVar("ImageId", int, str, "int | str")
 
@@ -57,8 +50,7 @@ class Metric:
 
     Attributes:
         compute: Function of N tokenised captions and the tokenised references of each that returns
-            a `Scored` for every name. With `needs_java` it also gets the path of a Java and runs in
-            the process of java_metrics.py.
+            a `Scored` for every name. With `needs_java` it also gets a `Java` (java_metrics.py).
         signature: Returns what computes it, with its version.
     """
 
@@ -119,35 +111,44 @@ def score_captions(
 ) -> Scores:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
-    Its tokenizer and METEOR are Java programs that can hang, so they run in one process with a time
-    limit. Where they do not work, BLEU, ROUGE-L and CIDEr are computed with a Python tokenizer.
+    Its tokenizer and METEOR are Java programs. Where the tokenizer does not work, BLEU, ROUGE-L and
+    CIDEr are computed with a Python one.
 
     Args:
         candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions.
-        time_limit_s: Seconds for the process that runs Java; scores computed by then are kept.
+        time_limit_s: Seconds for Java; scores computed by then are kept.
         java: Name or path of the Java program; by default the one on PATH.
 
     Raises:
         DataError: The ids differ, an image has no reference, there is nothing to score.
     """
+    from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
+
+    texts: list[str]
+    truths: list[list[str]]
     ids, texts, truths = _align(candidates, references)
     chosen = metrics()
     names = [name for metric in chosen.values() for name in metric.names]
-    table: MetricTable = {}
-    java_path = shutil.which(java or "java")
-    java_version = "none"
-    if java_path is None:
-        why = dict.fromkeys(names, f"no Java at {java}" if java else "no Java on PATH")
+    why: dict[str, str] = {}  # a metric was not computed
+    java_version, tokenizer = "none", PTB_TOKENIZER
+    try:
+        program = Java(java, time_limit_s)
+        java_version = program.version()
+        flat = [*texts, *itertools.chain(*truths)]
+        tokens = iter(ptb_tokenize(flat, program))
+    except JavaError as error:
+        tokenizer = PYTHON_TOKENIZER
+        why = dict.fromkeys(names, str(error))
+        table = _with_python_tokenizer(texts, truths)
     else:
-        stages, early_end = _run_worker(texts, truths, os.path.abspath(java_path), time_limit_s)
-        why = dict.fromkeys(names, early_end)
-        for stage in stages:
-            java_version = stage.get("java", java_version)
-            table |= {name: Scored(*row) for name, row in stage.get("scores", {}).items()}
-            why |= stage.get("failed", {})
-    tokenizer = PTB_TOKENIZER if table else PYTHON_TOKENIZER
-    table = table or _with_python_tokenizer(texts, truths)
+        words = [next(tokens) for _ in ids], [[next(tokens) for _ in row] for row in truths]
+        table = python_scores(*words)
+        for metric in metrics(needs_java=True).values():
+            try:
+                table |= metric.compute(*words, program)
+            except JavaError as error:
+                why |= dict.fromkeys(metric.names, str(error))
     signature = {
         **{name: metric.signature() for name, metric in chosen.items()},
         "tokenizer": tokenizer,
@@ -193,45 +194,6 @@ def _align(
                 f"image {image_id!r} has {found}; give at least one, or leave the image out"
             )
     return list(candidates), list(candidates.values()), list(truths.values())
-
-
-def _run_worker(
-    texts: Sequence[str], truths: Sequence[Sequence[str]], java: str, time_limit_s: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Run java_metrics.py; return the stages that it finished, and why it ended before the others.
-
-    When this returns or raises, even by an interrupt, no process that it started is left.
-    """
-    worker = subprocess.Popen(
-        [sys.executable, "-c", _WORKER, java],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],  # Python searches modules here first
-        start_new_session=True,  # so that its Java children can be ended with it
-    )
-    request = json.dumps({"candidates": texts, "references": truths}).encode()
-    try:
-        output, errors = worker.communicate(request, time_limit_s)
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        early_end = f"the scoring process ended with code {worker.returncode}: {last}"
-    except subprocess.TimeoutExpired:
-        _kill_group(worker)
-        output, _ = worker.communicate()
-        early_end = f"not finished within {time_limit_s:g} s"
-    finally:
-        _kill_group(worker)
-    # A line without its line feed was cut by the end of the process.
-    return [json.loads(line) for line in output.split(b"\n")[:-1]], early_end
-
-
-def _kill_group(worker: subprocess.Popen[bytes]) -> None:
-    """Kill the worker and its Java children."""
-    if sys.platform == "win32":
-        worker.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            os.killpg(worker.pid, signal.SIGKILL)
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -48,10 +48,9 @@ def test_bleu_of_any_multiset_of_images_follows_from_summed_counts() -> None:
 @pytest.mark.skipif(shutil.which("java") is None, reason="METEOR needs Java")
 @pytest.mark.slow
 def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
-    from captioner.evaluation.java_metrics import meteor_scores
+    from captioner.evaluation.java_metrics import Java, meteor_scores
 
-    java = shutil.which("java")
-    assert java is not None
+    java = Java()
     candidates, references = sentences(1, 40)
     candidates[3] = references[3][0]  # a perfect one: a single chunk is no fragmentation
     scored = meteor_scores(candidates, references, java)["METEOR"]

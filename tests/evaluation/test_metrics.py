@@ -208,12 +208,12 @@ def test_the_java_tokenizer_equals_pycocoevalcaps_wrapper(
 ) -> None:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    from captioner.evaluation.java_metrics import ptb_tokenize
+    from captioner.evaluation.java_metrics import Java, ptb_tokenize
     from captioner.evaluation.metrics import tokenize
 
     texts = [text for texts in coco_example[1].values() for text in texts]
     texts += ['He said: "no" (twice)...', "T.V.s & cafés -- 3/4 full; don't", "", "x"]
-    tokens = ptb_tokenize(texts, "java")
+    tokens = ptb_tokenize(texts, Java())
     wrapper = PTBTokenizer().tokenize({0: [{"caption": text} for text in texts]})[0]
     assert tokens == wrapper
     assert tokens[-4:-2] == ["he said no -lrb- twice -rrb-", "t.v.s & cafés 3/4 full do n't"]
@@ -222,7 +222,7 @@ def test_the_java_tokenizer_equals_pycocoevalcaps_wrapper(
     assert agreeing / len(texts) > 0.99
     assert python[-4:] == tokens[-4:]
     odd = ["\x0b a", "b\x85c", "", "\x1c", "d\u2029e", "\udcff", "\x00 f", "\n\n", ""]
-    assert len(ptb_tokenize(odd, "java")) == len(odd)
+    assert len(ptb_tokenize(odd, Java())) == len(odd)
 
 
 VERSION = """-version) echo 'openjdk version "99.1" 2030-01-01' >&2; exit;;"""
