@@ -11,7 +11,6 @@ import numpy as np
 from captioner.data.captioned import CaptionedImage
 from captioner.data.inputs import opened
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
-from captioner.evaluation.bias import bias_counts
 from captioner.evaluation.calibration import calibration_report
 from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
@@ -19,7 +18,7 @@ from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
 from captioner.evaluation.objects import ImageKey, Objects
 from captioner.evaluation.results import digest_of, results_of
-from captioner.evaluation.statistics import corpus_statistics
+from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map
 from captioner.types import Caption

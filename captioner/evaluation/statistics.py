@@ -1,9 +1,11 @@
-"""Statistics of a set of captions besides the scores."""
+"""Statistics of a set of captions besides the scores: their words, and bias about people."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,28 @@ from captioner.evaluation.metrics import tokenize
 BAD_ENDINGS = frozenset(
     "a an the in for at of with before after on upon near to is are am and or by from that".split()
 )
+
+# Of the bias about people, in English captions.
+Counts = dict[str, dict[str, dict[str, int]]]
+
+_GENDERS = {
+    "man": "man men boy boys guy guys gentleman gentlemen male males father dad son grandfather",
+    "woman": "woman women girl girls lady ladies female females mother mom mum daughter "
+    "grandmother",
+}
+_AGES = {
+    "adult": "man men woman women adult adults lady ladies guy guys gentleman gentlemen father "
+    "mother dad mom mum grandfather grandmother",
+    "child": "boy boys girl girls child children kid kids baby babies toddler toddlers infant",
+}
+_COLOURS = "black white red blue green yellow orange pink purple brown gray tan".split()
+_CLOTHES = frozenset(
+    "shirt shirts t-shirt tshirt jacket jackets coat coats dress dresses skirt skirts pants shorts "
+    "jeans sweater sweatshirt hoodie vest vests suit suits outfit outfits uniform uniforms jersey "
+    "jerseys top hat hats cap helmet tie gloves shoes boots scarf swimsuit bikini trunks clothes "
+    "clothing robe robes tank".split()
+)
+_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 
 def corpus_statistics(
@@ -55,3 +79,80 @@ def _repeats(words: Sequence[str], n: int) -> bool:
         return any(a == b for a, b in itertools.pairwise(words))
     grams = list(zip(*(words[start:] for start in range(n)), strict=False))
     return len(set(grams)) < len(grams)
+
+
+def _named(groups: Mapping[str, str]) -> Callable[[list[str]], set[str]]:
+    """Return a function from the words of a caption to the groups that it names."""
+    words_of = {group: frozenset(words.split()) for group, words in groups.items()}
+    return lambda words: {group for group, known in words_of.items() if not known.isdisjoint(words)}
+
+
+def colours_of_clothes(words: Sequence[str]) -> set[str]:
+    """Return the colours that stand before a garment, or after "in" or "wearing" without one.
+
+    >>> sorted(colours_of_clothes("a man in red and a boy in a blue and white shirt".split()))
+    ['blue', 'red', 'white']
+    >>> colours_of_clothes("a black dog on a white boat".split())
+    set()
+    """
+    found: set[str] = set()
+    run: set[str] = set()  # colours since the last other word
+    after_in = False
+    for word in [*words, ""]:
+        word = "gray" if word == "grey" else word
+        if word in _COLOURS:
+            run.add(word)
+        elif run and word == "and":
+            continue
+        else:
+            if run and (word in _CLOTHES or after_in):
+                found |= run
+            run = set()
+            after_in = word in ("in", "wearing")
+    return found
+
+
+CATEGORIES: dict[str, Callable[[list[str]], set[str]]] = {
+    "gender": _named(_GENDERS),
+    "age": _named(_AGES),
+    "colour of clothes": colours_of_clothes,
+}
+
+
+def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[str]]) -> Counts:
+    """Count right, wrong and silent captions by image id.
+
+    Counted are images whose references agree: at least two (or the only one) name the group, and
+    none names another one. A caption is right when it names that group (and of genders and ages no
+    other), wrong when it names only groups that no reference names, and silent otherwise: it names
+    none, both, or of clothes another colour that a reference names.
+
+    Returns:
+        For each category and group: `photos` whose references agree on it, and how many captions
+        of these are `right`, `wrong` and `silent`.
+    """
+    counts: Counts = {category: {} for category in CATEGORIES}
+    for image_id, caption in captions.items():
+        texts = [_WORD.findall(text.lower()) for text in references[image_id]]
+        words = _WORD.findall(caption.lower())
+        for category, named in CATEGORIES.items():
+            found = [named(text) for text in texts]
+            everything = set().union(*found)
+            said = named(words)
+            for group in sorted(everything):
+                agree = sum(group in each for each in found) >= min(2, len(texts))
+                if not agree or (category != "colour of clothes" and len(everything) > 1):
+                    continue
+                row = counts[category].setdefault(
+                    group, {"photos": 0, "right": 0, "wrong": 0, "silent": 0}
+                )
+                row["photos"] += 1
+                # Clothes have several colours: a caption is wrong if no reference has any of its.
+                wrong = bool(said) and said.isdisjoint(everything)
+                right = group in said and not (category != "colour of clothes" and len(said) > 1)
+                row["right" if right else "wrong" if wrong else "silent"] += 1
+    return {
+        category: dict(sorted(groups.items(), key=lambda item: -item[1]["photos"]))
+        for category, groups in counts.items()
+        if groups
+    }

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from captioner.evaluation.bias import bias_rows
-
 BIAS = "People and clothes"
 Cell = str | float | None  # None is "not defined"
 
@@ -47,8 +45,7 @@ def result_tables(results: Mapping[str, Any]) -> list[Table]:
     if "calibration" in results:
         tables.append(_calibration(results["calibration"]))
     if results.get("bias"):
-        head = ["", "photos", "right", "wrong", "neither"]
-        tables.append(Table(BIAS, head, bias_rows(results["bias"])))
+        tables.append(_bias(results["bias"]))
     if any(found["num_words"] for found in results.get("grounding", {}).values()):
         tables.append(_grounding(results["grounding"]))
     if results.get("attention"):
@@ -84,6 +81,15 @@ def _calibration(found: Mapping[str, Any]) -> Table:
         ["of the surest half", found["risk_coverage"][4]["right"]],
     ]
     return Table("Confidence", ["", ""], rows)
+
+
+def _bias(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
+    rows: list[list[Cell]] = []
+    for category, groups in counts.items():
+        for group, row in groups.items():
+            shares = (row[name] / row["photos"] for name in ("right", "wrong", "silent"))
+            rows.append([f"{category}: {group}", row["photos"], *shares])
+    return Table(BIAS, ["", "photos", "right", "wrong", "neither"], rows)
 
 
 def _grounding(found: Mapping[str, Any]) -> Table:

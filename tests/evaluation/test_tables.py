@@ -24,6 +24,7 @@ def made_results() -> dict[str, Any]:
             "right": 0.456,
             "risk_coverage": [{"coverage": n / 10, "right": 0.7 + n / 1000} for n in range(1, 11)],
         },
+        "bias": {"gender": {"man": {"photos": 4, "right": 2, "wrong": 1, "silent": 1}}},
         "grounding": {"captions": grounding, "references": {"num_words": 0}},
         "attention": {
             "frozen": {"value": 0.234, "interval": [0.222, 0.245]},
@@ -40,12 +41,13 @@ def test_every_measurement_has_its_table() -> None:
     assert rows["novel ratio"] == ["not computed"]
     assert rows["area under the curve"] == ["not defined"]
     assert rows["of the surest half"] == ["0.705"]
+    assert rows["gender: man"] == ["4", "0.500", "0.250", "0.250"]
     assert rows["pointing game, captions"][-3:] == ["0.611", "0.621", "0.631"]
     assert rows["deleted_in_grid"] == ["0.345", "0.333", "0.356", "0.017"]
 
 
 def test_what_was_not_measured_has_none() -> None:
     results = made_results()
-    for name in ("calibration", "grounding", "attention"):
+    for name in ("calibration", "bias", "grounding", "attention"):
         del results[name]
     assert [table.title.split()[0] for table in result_tables(results)] == ["Scores", "Captions"]
