@@ -176,7 +176,9 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
     if config.decoding.length_penalty is not None:
         return
     scores = {}
-    for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty", unit="search"):
+    first = rank() == 0
+    bar = progress_bar(LENGTH_PENALTIES, desc="length penalty", unit="search", disable=not first)
+    for penalty in bar:
         scores[penalty] = validate(
             model,
             setup.validation_sources,
@@ -188,14 +190,14 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
             decisive_source=train.val_source,
         ).figures[train.metric]
     chosen = max(scores, key=scores.__getitem__)
-    if rank() == 0:
+    if first:
         config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
         add_files(best, {CONFIG: to_yaml(config).encode()})
-    logger.info(
-        f"decoding.length_penalty {chosen:g} has the best {train.metric} on validation ("
-        + ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
-        + ")"
-    )
+        tried = ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
+        logger.info(
+            f"decoding.length_penalty {chosen:g} has the best {train.metric} on validation "
+            f"({tried})"
+        )
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:

