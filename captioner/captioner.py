@@ -19,7 +19,8 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.engines.choice import Engine, EngineName, Precision, open_engine
 from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
-from captioner.generation.confidence import CALIBRATOR, Calibrator, ImageStatistics
+from captioner.generation.arrays import to_numpy
+from captioner.generation.confidence import CALIBRATOR, Calibrator
 from captioner.log import logger
 from captioner.models.attention.mode import hard_attention_mode
 from captioner.runtime.device import choose_device
@@ -266,7 +267,7 @@ class Captioner:
             raise ConfigError(
                 f"min_words: no caption of at least {options.min_words} words was found; use fewer"
             )
-        statistics = ImageStatistics.of(grid) if calibrator is not None else []
+        features: Any = to_numpy(grid.features) if calibrator is not None else ()
         results = []
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
             cells, source = grid.select(slice(index, index + 1)), drawable(inputs[index])
@@ -274,7 +275,7 @@ class Captioner:
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {"image": source}
                 if calibrator is not None:
-                    confidence = calibrator.confidence(hypotheses, statistics[index], place)
+                    confidence = calibrator.confidence(hypotheses, features[index], place)
                     # Fitted on photos, it knows nothing of plain surfaces and noise.
                     shows_something = self.transform.shows_something(pixels)
                     more["confidence"] = confidence if shows_something else 0.0

@@ -18,11 +18,12 @@ from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.metrics import tokenize
 from captioner.generation import search
+from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import (
     CALIBRATOR,
     FEATURES,
     Calibrator,
-    ImageStatistics,
+    attended_vector,
     confidence_features,
 )
 from captioner.log import logger, progress_bar
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 RIGHT_FROM = 0.5
 FOLDS = 5
 BINS = 10
+DIRECTIONS = 4  # of the attended vectors; more fit better and predict worse
 RIDGE = 1.0  # weight of the squared weights, in captions
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
@@ -44,7 +46,7 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        features: [N, FEATURES], of `confidence_features`.
+        features: [N, FEATURES + D], of `confidence_features` and `attended_vector`.
         scores: [N], CIDEr-D of each caption against its references, from 0 to 10.
     """
 
@@ -101,10 +103,11 @@ def collect(
             hypotheses = search(
                 captioner.engine.decoder, grid, captioner.options(), captioner.engine.search_graphs
             )
-            of_images = zip(batch, hypotheses, ImageStatistics.of(grid), strict=True)
-            for (image, _), found, statistics in of_images:
-                features = confidence_features(found, statistics)
-                rows.append(np.array([features[name] for name in FEATURES]))
+            of_images = zip(batch, hypotheses, to_numpy(grid.features), strict=True)
+            for (image, _), found, vectors in of_images:
+                features = confidence_features(found, vectors)
+                scalars = [features[name] for name in FEATURES]
+                rows.append(np.concatenate([scalars, attended_vector(found[0], vectors)]))
                 words = captioner.vocabulary.decode(found[0].tokens)
                 texts.append(captioner.vocabulary.tokenizer.join(words))
                 references.append(image.captions)
@@ -135,14 +138,20 @@ def fit(
             f"{right_from:g}); a calibrator needs at least {LEAST_IMAGES} captions, and {FOLDS} "
             "right and wrong ones"
         )
+    features, vectors = features[:, : len(FEATURES)], features[:, len(FEATURES) :]
+    directions = np.zeros((0, vectors.shape[1]))
+    if vectors.size:  # those in which they differ most
+        directions = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)[2][:DIRECTIONS]
+        directions = directions.round(5)
+    features = np.hstack([features, vectors @ directions.T])
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):
         inside = folds != fold
-        calibrator = _fit_logistic(features[inside], right[inside], right_from)
+        calibrator = _fit_logistic(features[inside], right[inside], right_from, directions)
         predicted[~inside] = calibrator.probabilities(features[~inside])
     calibrator = replace(
-        _fit_logistic(features, right, right_from),
+        _fit_logistic(features, right, right_from, directions),
         threshold=float(np.quantile(predicted[right], MARKED_RIGHT, method="lower")),
         fitted_on=", ".join(f"{each.name} ({len(each.scores)} photos)" for each in data),
     )
@@ -154,7 +163,9 @@ def fit(
     return calibrator, report
 
 
-def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) -> Calibrator:
+def _fit_logistic(
+    features: np.ndarray, right: np.ndarray, right_from: float, directions: np.ndarray
+) -> Calibrator:
     """Minimise the negative log-likelihood plus RIDGE / 2 x squared weights, by Newton's method."""
     known = [column[~np.isnan(column)] for column in features.T]
     mean = np.array([values.mean() if len(values) else 0.0 for values in known])
@@ -162,7 +173,7 @@ def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) ->
     scale[scale < 1e-9] = 1.0
     inputs = np.nan_to_num((features - mean) / scale)
     inputs = np.column_stack([inputs, np.ones(len(inputs))])
-    ridge = np.diag([RIDGE] * len(FEATURES) + [1e-6])
+    ridge = np.diag([RIDGE] * features.shape[1] + [1e-6])
     weights = np.zeros(inputs.shape[1])
     for _ in range(100):
         predicted = 1 / (1 + np.exp(-np.clip(inputs @ weights, -50, 50)))
@@ -179,6 +190,7 @@ def _fit_logistic(features: np.ndarray, right: np.ndarray, right_from: float) ->
         bias=float(weights[-1]),
         threshold=0.0,
         right_from=right_from,
+        directions=tuple(map(tuple, directions.tolist())),
     )
 
 

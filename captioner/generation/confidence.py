@@ -7,15 +7,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from captioner.data.vocabulary import SPECIAL_TOKENS
 from captioner.errors import CheckpointError
-from captioner.generation.arrays import to_numpy
 from captioner.generation.beam_search import Hypothesis
-from captioner.types import Grid
 
 CALIBRATOR = "calibrator.json"  # its file in a model folder
 # Of a calibrator that is fitted now.
@@ -25,31 +24,10 @@ COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little ab
 MAX_N = 4
 
 
-@dataclass(frozen=True)
-class ImageStatistics:
-    """The statistics of an image's grid that calibrators read.
-
-    Attributes:
-        cell_norms: float32 [L], norms of the annotation vectors.
-        mean_norm: Norm of their mean.
-    """
-
-    cell_norms: np.ndarray
-    mean_norm: float
-
-    @classmethod
-    def of(cls, grid: Grid) -> list[ImageStatistics]:
-        """Return the statistics of each image of a grid."""
-        features = to_numpy(grid.features)
-        norms = np.linalg.norm(features, axis=-1)
-        means = np.linalg.norm(features.mean(1), axis=-1).tolist()
-        return [cls(*both) for both in zip(norms, means, strict=True)]
-
-
 def confidence_features(
-    hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0
+    hypotheses: Sequence[Hypothesis], image: np.ndarray, index: int = 0
 ) -> dict[str, float]:
-    """Return what calibrators read of one of the hypotheses of an image, by name.
+    """Return what calibrators read of one of the hypotheses of an image [L, D], by name.
 
     mean_log_prob: Mean log-probability a word, end token included, in nats.
     rare_log_prob: Mean log-probability of the words, each weighed by its rarity: the logarithm of
@@ -73,7 +51,7 @@ def confidence_features(
     place = np.array(chosen.tokens, dtype=np.float64) + 1  # in the vocabulary
     rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
     entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean() if words else 0.0
-    norms = np.log(np.maximum(maps @ image.cell_norms, 1e-9))
+    norms = np.log(np.maximum(maps @ np.linalg.norm(image, axis=-1), 1e-9))
     agreement = math.nan
     if others:
         agreement = float(np.mean([similarity(chosen.tokens, each.tokens) for each in others]))
@@ -82,13 +60,19 @@ def confidence_features(
         "rare_log_prob": float(rarity @ chosen.log_probs) / max(float(rarity.sum()), 1e-9),
         "rarity": float(rarity.mean()) if words else 0.0,
         "attended_norm": float(norms.mean()) if words else 0.0,
-        "image_norm": image.mean_norm,
+        "image_norm": float(np.linalg.norm(image.mean(0))),
         "margin": mean - max(map(_mean_log_prob, others)) if others else math.nan,
         "least_log_prob": float(chosen.log_probs.min()) if words else 0.0,
         "length": float(words),
         "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),
         "agreement": agreement,
     }
+
+
+def attended_vector(hypothesis: Hypothesis, image: np.ndarray) -> np.ndarray:
+    """Return the mean over the words of the annotation vectors that they attend to, [D]."""
+    words = max(1, len(hypothesis.tokens))
+    return hypothesis.maps.sum(0) @ image / words
 
 
 def _mean_log_prob(hypothesis: Hypothesis) -> float:
@@ -131,6 +115,8 @@ class Calibrator:
         right_from: CIDEr-D from which a caption is right.
         fitted_on: What data it was fitted on.
         features: Names of the features (`confidence_features`); earlier versions had others.
+        directions: Rows of D numbers. The products of `attended_vector` with them are further
+            features: what the caption is about, as far as the encoder tells it apart.
     """
 
     mean: tuple[float, ...]
@@ -141,15 +127,17 @@ class Calibrator:
     right_from: float
     fitted_on: str = ""
     features: tuple[str, ...] = FEATURES
+    directions: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         vectors = (self.mean, self.scale, self.weights)
         numbers = [*self.mean, *self.scale, *self.weights]
-        numbers += [self.bias, self.threshold, self.right_from]
+        numbers += [self.bias, self.threshold, self.right_from, *chain(*self.directions)]
         if not set(self.features) <= {*FEATURES, *EARLIER_FEATURES}:
             raise ValueError("other features")
-        if any(len(vector) != len(self.features) for vector in vectors):
-            raise ValueError(f"a calibrator needs {len(self.features)} numbers of each kind")
+        count = len(self.features) + len(self.directions)
+        if any(len(vector) != count for vector in vectors):
+            raise ValueError(f"a calibrator needs {count} numbers of each kind")
         # Larger ones would overflow in `probabilities`.
         if not all(abs(number) < 1e30 for number in numbers) or min(self.scale) < 1e-30:
             raise ValueError("a calibrator's numbers must be below 1e30, its scales above 1e-30")
@@ -161,11 +149,16 @@ class Calibrator:
         return 1 / (1 + np.exp(-np.clip(logits, -50, 50)))
 
     def confidence(
-        self, hypotheses: Sequence[Hypothesis], image: ImageStatistics, index: int = 0
+        self, hypotheses: Sequence[Hypothesis], image: np.ndarray, index: int = 0
     ) -> float:
-        """Return the probability that one of the hypotheses of an image is right."""
+        """Return the probability that one of the hypotheses of an image [L, D] is right."""
         features = confidence_features(hypotheses, image, index)
-        return float(self.probabilities(np.array([[features[name] for name in self.features]]))[0])
+        inputs = [features[name] for name in self.features]
+        if self.directions:
+            inputs += (
+                np.array(self.directions) @ attended_vector(hypotheses[index], image)
+            ).tolist()
+        return float(self.probabilities(np.array([inputs]))[0])
 
     def to_json(self) -> bytes:
         """Return the content of `calibrator.json`."""
@@ -183,6 +176,7 @@ class Calibrator:
             found: dict[str, Any] = {"fitted_on": str(content.get("fitted_on", ""))}
             found |= {name: float(content[name]) for name in ("bias", "threshold", "right_from")}
             found |= {n: tuple(map(float, content[n])) for n in ("mean", "scale", "weights")}
+            found["directions"] = tuple(tuple(map(float, d)) for d in content.get("directions", ()))
             return cls(**found, features=tuple(map(str, content["features"])))
         except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise CheckpointError(

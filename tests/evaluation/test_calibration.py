@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-import torch
 
 from captioner import Captioner
 from captioner.data.captioned import CaptionedImage
@@ -29,11 +28,10 @@ from captioner.generation.confidence import (
     EARLIER_FEATURES,
     FEATURES,
     Calibrator,
-    ImageStatistics,
+    attended_vector,
     confidence_features,
     similarity,
 )
-from captioner.types import Grid
 
 
 def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
@@ -130,7 +128,7 @@ def hypothesis(tokens: list[int], log_probs: list[float], end: float | None) -> 
     return Hypothesis(tokens, np.array(log_probs), end, maps, None, None, 0.0)
 
 
-IMAGE = ImageStatistics(np.array([1.0, 2.0, 3.0, 6.0]), 2.5)
+IMAGE = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, 6.0]])
 
 
 def test_features_by_hand() -> None:
@@ -143,7 +141,7 @@ def test_features_by_hand() -> None:
             "rare_log_prob": -3.0,  # token 5 is common, and 23 the 24th of the vocabulary
             "rarity": np.log(24 / 12) / 2,
             "attended_norm": np.log(3.0),
-            "image_norm": 2.5,
+            "image_norm": np.hypot(1.0, 2.0),
             "margin": 0.5,
             "least_log_prob": -3.0,
             "length": 2,
@@ -175,12 +173,20 @@ def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features() -> No
     assert calibrator.confidence([best], IMAGE) == pytest.approx(expected)
 
 
-def test_image_statistics_are_norms_of_the_annotation_vectors() -> None:
-    features = torch.tensor([[[3.0, 4.0], [0.0, 1.0]], [[0.0, 0.0], [2.0, 0.0]]])
-    first, second = ImageStatistics.of(Grid(features, 1, 2))
-    assert first.cell_norms.tolist() == [5.0, 1.0]
-    assert first.mean_norm == pytest.approx(np.hypot(1.5, 2.5))
-    assert second.mean_norm == pytest.approx(1.0)
+def test_what_a_caption_attends_to_tells_how_likely_it_is_right() -> None:
+    """Captions differ in nothing but the part of the image that they are about."""
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(400, 6)) * [5, 1, 1, 1, 1, 1]
+    right = vectors[:, 0] + generator.normal(size=400) > 0
+    data = CalibrationData("d", np.hstack([np.zeros((400, len(FEATURES))), vectors]), right * 1.0)
+    calibrator, report = fit([data])
+    assert report["all"]["auc"] > 0.9
+    image = np.eye(4, 6) * 20.0
+    one = hypothesis([5], [-1.0], -1.0)
+    about = [replace(one, maps=np.eye(4)[[cell]]) for cell in range(4)]
+    assert attended_vector(about[1], image).tolist() == image[1].tolist()
+    confidences = [calibrator.confidence([each], image) for each in about]
+    assert confidences[0] == max(confidences) > 0.9
 
 
 def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
