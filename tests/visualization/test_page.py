@@ -10,7 +10,7 @@ from chromium import Watched, until
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.visualization import OverlayStyle, caption_page
+from captioner.visualization import OverlayStyle, caption_page, report_page
 
 NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
 
@@ -86,3 +86,16 @@ def test_a_page_holds_the_photo_within_its_limit_and_says_so(make_caption):
         caption_page(large.resize((100, 100)), [("m", caption)], name="x")
     with pytest.raises(ValueError, match="needs a caption"):
         caption_page(large, [], name="x")
+
+
+def test_the_report_has_its_tables_as_text() -> None:
+    tables = [
+        ("Scores", ["", "score"], [["CIDEr", "0.611"], ["<b>", "not computed"]]),
+        ("Captions", ["", ""], [["num captions", "7"]]),
+    ]
+    page = report_page(tables, {}, title="a <report>")
+    assert re.findall("<h2>(.*?)</h2>", page) == ["Scores", "Captions"]
+    assert '<th scope="row">CIDEr</th><td>0.611</td>' in page
+    assert "&lt;b&gt;" in page
+    assert "a &lt;report&gt;" in page
+    assert page.count("<thead>") == 1, "columns without names have no heading"

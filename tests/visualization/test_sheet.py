@@ -1,4 +1,4 @@
-"""Sheets: of one caption, of several models' captions, and as pages of vectors."""
+"""Sheets, also of several models and as pages of vectors; pictures of single words; animations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from captioner.errors import ImageError
-from captioner.visualization import OverlayStyle, attention_sheet, comparison_sheet
+from captioner.visualization import (
+    OverlayStyle,
+    attention_sheet,
+    caption_gif,
+    comparison_sheet,
+    word_images,
+)
 from captioner.visualization.overlay import resize_captioned, word_overlay
-from captioner.visualization.sheet import vector_sheet
+from captioner.visualization.sheet import caption_frames, vector_sheet
 from captioner.visualization.style import Layers
+from captioner.visualization.typography import WARNING
 
+WORDS = "a brown dog".split()
 SENTENCE = (
     "a very long description of a scene where several people are standing around a table that is "
     "covered with food and bottles of wine today"
@@ -163,3 +171,80 @@ def test_a_figure_shows_what_the_sheet_shows(make_caption):
     assert shown.size == pytest.approx(sheet.size, abs=1)
     small = [np.asarray(each.resize((120, 120)).convert("L"), float) for each in (sheet, shown)]
     assert np.abs(small[0] - small[1]).mean() < 6
+
+
+def noise(width, height):
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_each_picture_is_the_overlay_at_the_photos_size_above_a_strip(make_caption, hard):
+    photo = noise(400, 330)
+    caption = make_caption((400, 330), WORDS, hard=hard)
+    pictures = list(word_images(photo, caption))
+    assert len(pictures) == len(WORDS)
+    assert len({picture.size for picture in pictures}) == 1
+    for index, picture in enumerate(pictures):
+        expected = word_overlay(Layers(photo, OverlayStyle()), caption, index)
+        assert picture.crop((0, 0, 400, 330)).tobytes() == expected.tobytes()
+        strip = np.asarray(picture.crop((0, 330, *picture.size)))
+        assert (strip == 255).all(axis=2).mean() > 0.5
+    first, second = (np.asarray(picture.crop((0, 330, *picture.size))) for picture in pictures[:2])
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize(
+    ("photo_size", "picture_size"),
+    [
+        ((640, 480), (640, 480)),
+        ((4000, 3000), (2048, 1536)),
+        ((8000, 800), (2048, 205)),
+        ((1, 1), (320, 320)),
+        ((64, 640), (64, 640)),
+    ],
+)
+def test_a_picture_keeps_the_photos_shape_and_cuts_nothing_off(
+    make_caption, photo_size, picture_size
+):
+    photo = Image.new("RGB", photo_size, "white")
+    caption = make_caption(photo_size, ["antidisestablishmentarianism" * 3], maps=[np.eye(9)[:7]])
+    (picture,) = word_images(photo, caption, OverlayStyle("mask", opacity=0.9))
+    pixels = np.asarray(picture)
+    painted = pixels[: picture_size[1]] < 255
+    rows, columns = painted.any(axis=(1, 2)).sum(), painted.any(axis=(0, 2)).sum()
+    assert (columns, rows) == picture_size
+    assert picture.width == max(320, picture_size[0])
+    strip = pixels[picture_size[1] :]
+    assert (strip < 255).any()
+    for edge in (strip[-4:], strip[:, :4], strip[:, -4:]):
+        assert edge.min() == 255
+
+
+def test_the_first_frame_of_a_gif_is_the_photo_as_large_as_in_the_others(make_caption):
+    photo = Image.new("RGB", (80, 160), "red")
+    still, *_ = caption_frames(photo, make_caption(photo.size, WORDS), OverlayStyle())
+    red = (np.asarray(still) == (255, 0, 0)).all(axis=2)
+    # All but the hairline along its border.
+    assert (red.any(axis=0).sum(), red.any(axis=1).sum()) == (158, 318)
+
+
+def test_every_frame_of_a_gif_shows_the_confidence_as_a_warning_where_it_is_low(make_caption):
+    photo, plain = Image.new("RGB", (400, 300)), make_caption((400, 300), WORDS)
+    heights = []
+    for confidence, warned in ((None, False), (0.29, True), (0.7, False)):
+        caption = replace(plain, confidence=confidence, confidence_threshold=0.4)
+        frames = caption_frames(photo, caption, None)
+        heights.append(frames[0].height)
+        for frame in frames:
+            above = np.asarray(frame)[:80]
+            assert (above == ImageColor.getrgb(WARNING)).all(axis=2).any() == warned
+    assert heights[0] < heights[1] == heights[2]
+
+
+def test_a_gif_of_a_photo_with_detail_is_below_a_megabyte(make_caption):
+    photo = real_photo()
+    content = caption_gif(photo, make_caption(photo.size, WORDS * 4))
+    assert len(content) < 1_000_000
+    with Image.open(io.BytesIO(content)) as animation:
+        assert animation.n_frames == 13

@@ -258,31 +258,6 @@ def test_layers_and_heads_can_be_chosen(open_viewer, make_caption):
         assert shown == (None if paths is None else paths.tolist())
 
 
-def test_hover_lays_the_map_on_the_photo_and_only_there(open_viewer, make_caption):
-    watched = open_viewer(content(make_caption((640, 480), WORDS)))
-    page = watched.page
-    before = shot(page)
-    page.locator(".cv-word").nth(1).hover()
-    until(page, "viewer.canvas.dataset.word === '1'")
-    box = page.locator(".cv-stage").bounding_box()
-    difference = np.abs(shot(page) - before).max(axis=-1)
-    x0, y0 = round(box["x"]), round(box["y"])
-    stage = difference[y0 : y0 + round(box["height"]), x0 : x0 + round(box["width"])]
-    assert (stage > 10).mean() > 0.8
-    difference[y0 - 1 : y0 + round(box["height"]) + 1, : x0 + round(box["width"]) + 1] = 0
-    panel = page.locator(".cv-panel").bounding_box()
-    difference[:, round(panel["x"]) - 10 :] = 0  # where the word is marked and described
-    assert difference.max() == 0
-    page.mouse.move(1, 1)
-    until(page, "viewer.canvas.hidden")
-    assert watched.complaints == []
-    assert watched.asked_of_others(SITE) == []
-
-
-def shot(page):
-    return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), dtype=int)
-
-
 def test_the_keyboard_walks_through_the_words(open_viewer, make_caption):
     page = open_viewer(content(make_caption((640, 480), WORDS))).page
 
