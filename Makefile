@@ -44,7 +44,7 @@ unexport PYTHONHOME
 .PHONY: caption test test-slow benchmark reproduce pictures docs dist oldest lint types format lock light-lock audit clean
 
 caption: $(captioning)/installed
-	$(captioning)/bin/python caption.py "$${PHOTO:-docs/photos/motorcycle.jpg}" --output out
+	$(captioning)/bin/python caption.py "$${PHOTO:-docs/photos/kite.jpg}" --output out
 
 # Files stay with one process, so that what a file's tests share is made once. One thread a process:
 # more of them than cores wait for each other, and the suite takes twice as long. One process more than

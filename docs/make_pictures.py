@@ -26,16 +26,16 @@ from captioner.visualization.style import STYLES, Layers
 
 DOCS = Path(__file__).parent
 PHOTOS, PICTURES = DOCS / "photos", DOCS / "pictures"
-FIRST = "motorcycle"
+FIRST = "kite"
 # Each photo of the second picture: words that a right caption has one of, and words that make it
 # wrong, with the reason. A person chose them for these photos.
 SMALL: dict[str, tuple[set[str], dict[str, str]]] = {
-    "cat": ({"cat"}, {"bench": "there is no bench"}),
-    "flower": ({"flower", "flowers"}, {"table": "there is no table"}),
+    "dogs": ({"dog", "dogs"}, {}),
+    "eagle": ({"bird", "eagle"}, {}),
+    "kitchen": ({"dog"}, {}),
     "cameraman": ({"camera", "tripod"}, {}),
-    "coffee": ({"coffee", "cup", "spoon"}, {"white": "the plate is red", "bowl": "it is a cup"}),
-    "temple": ({"temple", "building"}, {"clock": "there is no clock"}),
-    "raccoon": ({"raccoon"}, {"cat": "it is a raccoon", "dog": "it is a raccoon"}),
+    "horses": ({"horses"}, {"cows": "they are horses"}),
+    "groceries": ({"car", "bags"}, {"cat": "there is no cat"}),
 }
 WIDEST_PX = 1200
 JPEG_QUALITY = 78
@@ -47,9 +47,7 @@ def main() -> None:
     first = soft.caption(PHOTOS / f"{FIRST}.jpg")
     _save_six(soft)
     _save_styles(first)
-    flower = soft.caption(PHOTOS / "flower.jpg")
-    flower_photo = open_image(PHOTOS / "flower.jpg")
-    small = _shrunk(flower_photo, flower, 320)
+    small = _shrunk(open_image(PHOTOS / f"{FIRST}.jpg"), first, 320)
     (PICTURES / "animation.gif").write_bytes(caption_gif(*small))
     photo = str(PHOTOS / f"{FIRST}.jpg")
     with tempfile.TemporaryDirectory() as folder:
