@@ -82,6 +82,8 @@ def _writable(path: Path) -> Iterator[None]:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         yield
+    except (FileExistsError, NotADirectoryError):
+        raise CaptionerError(f"{path.parent} is a file, not a folder; choose another") from None
     except OSError as error:
         raise CaptionerError(
             f"{path} cannot be written ({error.strerror or error}); choose another folder, or "

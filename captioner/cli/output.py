@@ -136,8 +136,8 @@ def add_at_test(parser: argparse.ArgumentParser) -> None:
 
 def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other; set `save` to the kinds of files to save."""
-    for option in ("save", "words", "paths"):
-        if getattr(arguments, option) and arguments.output is None:
+    for option in ("save", "words", "paths", "style", "cells", "threshold", "opacity"):
+        if getattr(arguments, option) != parser.get_default(option) and arguments.output is None:
             parser.error(f"argument --{option}: needs --output, the folder to draw in")
     possible = COMPARED_KINDS if arguments.compare else KINDS
     # With --write, sheets are drawn only where the options name them.

@@ -30,11 +30,12 @@ def main(argv: list[str] | None = None) -> int:
         "pictures failed, 2 nothing could be done.",
     )
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
-    parser.add_argument("text", metavar="CAPTION", help="its caption, in quotes")
+    parser.add_argument("text", metavar="CAPTION", nargs="+", help="its caption")
     parsing.add_model_options(parser, search=False)
     add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
+    arguments.text = " ".join(arguments.text)
     check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
 

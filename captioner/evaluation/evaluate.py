@@ -165,6 +165,7 @@ def score_texts(
     """
     references = {image.image_id: image.captions for image in images}
     names = {image.image_id: image.path.name for image in images}
+    logger.info("scoring the captions")
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
     further: dict[str, object] = {"bias": bias_counts(texts, references)}
     if calibrator and confidence and "CIDEr" in scores.per_image:

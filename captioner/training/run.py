@@ -206,7 +206,14 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     A failure is reported and loses nothing: the run is done.
     """
     least = setup.config.train.calibrate_from
-    if not least or len(setup.validation) < least or (best / CALIBRATOR).exists():
+    if not least or (best / CALIBRATOR).exists():
+        return
+    if len(setup.validation) < least:
+        logger.info(
+            f"captions of this model have no confidence: {len(setup.validation)} validation photos "
+            f"are too few to fit one (train.calibrate_from {least}); captioner calibrate fits one "
+            "on other photos"
+        )
         return
     logger.info(f"fitting the calibrator of confidence on {len(setup.validation)} photos")
     try:

@@ -38,6 +38,7 @@ from captioner.training.step import (
 )
 from captioner.training.validation import Validation, validate, validation_decoding
 
+FEW_PHOTOS = 30
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 
 
@@ -120,7 +121,8 @@ class Trainer:
                     before = self._validate().figures.get("CIDEr")
                 if before is not None and first:
                     count = len(self.setup.validation)
-                    logger.info(f"before: CIDEr {before:.3f} on {count} photos")
+                    few = ", too few to tell a gain from chance" if count < FEW_PHOTOS else ""
+                    logger.info(f"before: CIDEr {before:.3f} on {count} photos{few}")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self._out_of_patience() and first:

@@ -130,4 +130,4 @@ def test_help_needs_no_model(capsys) -> None:
         assert described.endswith(f"(default: {default})"), described
         assert described.count("default") == 1, described
     # what applies without the option: the size of the model to start from
-    assert re.search(r"Height of the network's input\.[^)]*default: 288\)", text)
+    assert re.search(r"Height of the network's input\.[^)]*default: 320\)", text)

@@ -38,6 +38,7 @@ REFUSED = {
     f"{CAPTION} --at-test sample": "needs a model with hard attention",
     f"{CAPTION} --output out --paths 3": "needs a model with hard attention",
     f"{CAPTION} --save png": "argument --save: needs --output",
+    f"{CAPTION} --style light": "argument --style: needs --output",
     f"{CAPTION} --output out --save png,jpg": "'jpg' is none of png, pdf",
     "caption photo.jpg --output out --save gif --compare soft hard": "gif shows one model",
     f"{CAPTION} --output out --opacity 2": "'2' is not a number from 0 to 1",

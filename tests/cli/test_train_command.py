@@ -71,9 +71,10 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(whole: Whole) -> None:
     assert outcome.stdout == f"{run / 'best'}\n"
     assert "Traceback" not in outcome.stderr
     lines = outcome.stderr.splitlines()
-    data, *epochs, graphs = [line for line in lines if not line.startswith("warning: ")]
+    data, *epochs, confidence, graphs = [line for line in lines if not line.startswith("warning: ")]
     assert "47 photos, splits train, val, test" in data
     assert [line[:16] for line in epochs] == ["epoch 1 (beam 2)", "epoch 2 (beam 2)"]
+    assert confidence.startswith("captions of this model have no confidence: 3 validation photos")
     assert graphs.startswith(f"writing graphs to {run / 'best'}")
 
 
