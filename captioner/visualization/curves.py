@@ -131,6 +131,7 @@ def _draw_panel(
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.0), max(high, 1.0 if name in _SHARES else 0.0))
     axes.set_xlabel("step")
+    axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02)
 
