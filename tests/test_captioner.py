@@ -352,18 +352,6 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
     assert len({tuple(caption.cells) for caption in drawn}) > 1
 
 
-def test_a_decoder_without_attention_has_no_hard_attention(paths: list[Path]) -> None:
-    from captioner.models.build import build_model, resolved
-
-    _, config, vocabulary = tiny.model(select="hard")
-    config = replace(config, decoder=replace(config.decoder, kind="mean"))
-    model = build_model(config, len(vocabulary))
-    captioner = Captioner(model, resolved(config, model), vocabulary)
-    for settings in ({"at_test": "sample"}, {"paths": 2}):
-        with pytest.raises(ConfigError, match="is for hard attention, which this model lacks"):
-            captioner.caption(paths[0], **settings)  # type: ignore[arg-type]
-
-
 def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> None:
     """One that is cut off there has no end to be read, for which there is no position."""
     from captioner.evaluation.evaluate import measure_attention

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import captioner.types
-from captioner.errors import ConfigError
 from captioner.types import Caption, Geometry
 
 
@@ -50,15 +49,6 @@ def caption(count: int = 2, **changed: object) -> Caption:
 def test_a_caption_s_text_is_its_words_unless_it_is_given() -> None:
     assert caption().text == "a dog"
     assert caption(text="A dog.").text == "A dog."
-
-
-@pytest.mark.parametrize("number", [0, 4])
-def test_a_layer_or_head_that_there_is_not_is_refused(number: int) -> None:
-    several = caption(heads=np.full((2, 3, 3, 2, 3), 1 / 6, np.float32))
-    for name in ("layer", "head"):
-        told = f"there is no {name} {number}: .* 3 attention layers of 3 heads; use 1 to 3"
-        with pytest.raises(ConfigError, match=told):
-            several.of_head(**{name: number})
 
 
 def test_a_head_has_its_own_paths_and_another_layer_than_the_last_has_none() -> None:

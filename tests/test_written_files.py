@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from captioner.errors import CaptionerError
-from captioner.files import check_writable, locked, save, save_bytes
+from captioner.files import locked, save, save_bytes
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -55,37 +55,6 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
         assert "No space left on device" in str(caught.value)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_place_that_cannot_be_written_is_named_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    for path in (
-        tmp_path / "file" / "a",
-        tmp_path / "file" / "b" / "a",
-        tmp_path / "folder",
-        tmp_path / ("x" * 300),
-        Path(),
-        Path(".."),
-    ):
-        with pytest.raises(CaptionerError) as caught:
-            save_bytes(b"", path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
-        with pytest.raises(CaptionerError) as before:
-            check_writable(path)
-        assert str(before.value) == str(caught.value)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
-
-
-def test_asking_for_a_place_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text("old")
-    check_writable(path)
-    check_writable(tmp_path / "new" / "results.json")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "results.json"]
-    assert not list((tmp_path / "new").iterdir())
-    assert path.read_text() == "old"
 
 
 HOLDER = """

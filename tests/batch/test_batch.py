@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import fsspec
 import numpy as np
 import pytest
 import tiny
-import torch
 from batch_tools import PHOTOS, parts, rows
 from programs import Commands, Programs
 from test_inputs import png, write_tar
@@ -26,7 +24,6 @@ from captioner import Captioner
 from captioner.batch.run import run_batch, run_local
 from captioner.batch.shard import Job, ShardWorker
 from captioner.engines.choice import EngineName
-from captioner.errors import CaptionerError
 
 Batch = Callable[..., int]
 one_process = partial(run_local, workers=1)
@@ -50,22 +47,6 @@ def test_rows_are_what_the_captioner_gives(
         assert row["log_prob"] == pytest.approx(total, abs=1e-4)
         maps = np.array(row["maps"]).reshape(row["shape"])
         np.testing.assert_allclose(maps, caption.maps, atol=1e-3)
-
-
-def test_an_output_goes_on_with_the_engine_that_it_was_begun_with(
-    collection: Path, model: Path, tmp_path: Path
-) -> None:
-    threads = torch.get_num_threads()
-    job = Job(str(tmp_path / "out"), model, device="cpu", engine="torch")
-    run_batch(str(collection / "a"), job, one_process, shard_size=20)
-    torch.set_num_threads(threads)
-    before = parts(tmp_path / "out")
-    (tmp_path / "out/parts/000001.parquet").unlink()
-    run_batch(str(collection / "a"), replace(job, engine="auto"), one_process, shard_size=20)
-    torch.set_num_threads(threads)
-    assert parts(tmp_path / "out") == before
-    with pytest.raises(CaptionerError, match="engine torch, not runtime"):
-        run_batch(str(collection / "a"), replace(job, engine="runtime"), one_process, shard_size=20)
 
 
 @pytest.mark.parametrize("engine", [pytest.param("torch", marks=pytest.mark.slow), "runtime"])
@@ -138,19 +119,6 @@ def test_a_second_run_does_only_what_does_not_verify(
     assert parts(output) == before
     changed = {n for n in before if (output / "parts" / n).stat().st_mtime_ns != times[n]}
     assert changed == {"000001.parquet", "000002.parquet", "000003.parquet"}
-
-
-def test_another_input_in_the_same_output_does_the_shards_that_differ(
-    batch: Batch, collection: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    photos = [str(path) for path in sorted(collection.glob("a/*.png"))]
-    file, output = tmp_path / "photos.txt", tmp_path / "out"
-    file.write_text("\n".join(photos))
-    assert batch(file, output) == 0
-    file.write_text("\n".join(photos[:15]))
-    assert batch(file, output) == 0
-    assert "1 of 2 shards were done before" in capsys.readouterr().err
-    assert [row["path"] for row in rows(output)] == photos[:15]
 
 
 def test_other_settings_are_refused_by_name(
@@ -256,29 +224,3 @@ def test_one_run_at_a_time_writes_to_a_folder(
     with locked(undisturbed / ".lock", wait=False):
         assert batch(collection, undisturbed, "--maps") == 2
     assert "another run writes there" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "fact"),
-    [
-        ("none", (), "none: cannot be read (no such file"),
-        (".", (), "holds no photos"),
-        ("x.foo://a", (), "x.foo"),
-        (".", ("--checkpoint", ".", "--model-engine", "torch"), "manifest.json is missing"),
-    ],
-)
-def test_what_cannot_be_done_is_one_sentence(
-    batch: Batch,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-    source: str,
-    options: tuple[object, ...],
-    fact: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert batch(source, tmp_path / "out", *options) == 2
-    told = capsys.readouterr().err
-    assert fact in told
-    assert told.startswith("error: ")
-    assert len(told.splitlines()) == 1

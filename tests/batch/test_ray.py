@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,18 +72,3 @@ def test_ray_gives_the_bytes_of_the_local_engine_though_a_worker_is_killed(
     assert "b/broken.jpg: " in outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert parts(output) == parts(undisturbed)
-
-
-@pytest.mark.slow
-def test_more_workers_than_cpus_are_refused_at_once(
-    programs: Programs, cluster: str, collection: Path, model: Path, tmp_path: Path
-) -> None:
-    """Ray itself would wait forever for a place."""
-    began = time.monotonic()
-    outcome = programs.run(
-        *("captioner", "batch", collection, "--output", tmp_path, "--checkpoint", model),
-        *("--device", "cpu", "--engine", "ray", "--ray-address", cluster, "--workers", 3),
-        **TOKEN,
-    )
-    assert "3 workers need 3 CPUs, but only 2 of the Ray cluster are free" in outcome.sentence()
-    assert time.monotonic() - began < 60

@@ -131,17 +131,3 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     assert copies.code == 0
     found = [path.read_text() for path in sorted((tmp_path / "out").glob("*page.html"))]
     assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"
-
-
-def test_a_photo_of_several_pages_is_captioned_and_listed_once(
-    caption, folder: Path, tmp_path: Path
-) -> None:
-    for name in ("index.html", "about.html"):
-        (tmp_path / name).write_text(PAGE)
-    options = ("--write", "html,csv", "--output", "out", "--save", "html", "--json")
-    outcome = caption("index.html", "about.html", "photos/two.png", *options)
-    assert outcome.code == 0, outcome.stderr
-    assert len(captions_in(outcome)) == 3
-    rows = list(csv.reader((tmp_path / "out" / "captions.csv").open()))
-    assert [row[0] for row in rows] == ["image", "../photos/one.jpg", "../photos/two.png"]
-    assert 'alt="' in (tmp_path / "out" / "about.html").read_text()

@@ -10,8 +10,6 @@ import torch
 from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner.checkpoint import load_model, save_model
-from captioner.config import ModelConfig
-from captioner.data.vocabulary import Vocabulary
 
 
 def average(commands: Runs, *arguments: object) -> ProgramResult:
@@ -61,21 +59,6 @@ def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_p
         if value.is_floating_point() and "running" not in name:
             assert not torch.equal(value, first.state_dict()[name]), name
     assert all(str(folder) in (output / "README.md").read_text() for folder in several)
-
-
-def test_models_of_another_kind_are_refused_with_the_differing_settings(
-    commands: Commands, several: list[Path], tmp_path: Path
-) -> None:
-    model, config, vocabulary = load_model(several[0])
-    other = tmp_path / "other"
-
-    def refused(config: ModelConfig, vocabulary: Vocabulary) -> str:
-        save_model(other, model, config, vocabulary, card="")
-        return average(commands, several[0], other, tmp_path / "mean").sentence()
-
-    words = Vocabulary([*vocabulary.tokens[5:], vocabulary.tokens[4]])
-    assert "its vocabulary differs" in refused(config, words)
-    assert not (tmp_path / "mean").exists()
 
 
 def test_models_that_began_apart_are_refused(

@@ -224,22 +224,6 @@ def test_captions_of_some_photos_are_scored_and_the_rest_is_counted(
     assert "num captions" in outcome.stdout
 
 
-@pytest.mark.parametrize(
-    ("content", "fact"),
-    [
-        ('[{"image_id": 99, "caption": "a man"}]', "it names '99', and the data set 1"),
-        ("[]", "holds no captions; give COCO results"),
-        ("{", "is not readable as JSON"),
-    ],
-)
-def test_a_file_without_captions_of_these_photos_is_one_sentence(
-    commands: Commands, tmp_path: Path, content: str, fact: str
-) -> None:
-    root, file = coco(tmp_path / "coco", references=4), tmp_path / "r.json"
-    file.write_text(content)
-    assert fact in of_coco(commands, root, "--results", file).sentence()
-
-
 def instances(path: Path, *names: str) -> Path:
     """One person, the whole photo, in photos of these names; half of them without an outline."""
     outline = [[0, 0, 640, 0, 640, 480, 0, 480]]
@@ -284,21 +268,6 @@ def test_objects_are_those_of_the_photos_of_that_name(
     found = results(output)
     assert found["grounding"]["references"]["num_words"] == 2
     assert found["grounding"]["references"]["correctness"] == pytest.approx(1)
-
-
-def test_results_of_other_photos_with_the_same_numbers_are_not_compared(
-    commands: Commands, tiny_model: Path, table: Path, tmp_path: Path
-) -> None:
-    one, same, other = (tmp_path / f"{name}.json" for name in ("one", "same", "other"))
-    assert evaluate(commands, tiny_model, table, "--output", one).code == 0
-    assert evaluate(commands, tiny_model, table, "--output", same, "--beam-size", 1).code == 0
-    assert commands.run("captioner", "compare", one, same).code == 0
-    rows = (table / "captions.csv").read_text()
-    (table / "captions.csv").write_text(rows.replace("disc", "ball"))
-    assert evaluate(commands, tiny_model, table, "--output", other).code == 0
-    outcome = commands.run("captioner", "compare", one, other)
-    assert outcome.code == 2
-    assert "not of the same photos and references" in outcome.sentence()
 
 
 def test_a_report_shows_names_of_photos_and_people_as_text(

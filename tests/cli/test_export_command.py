@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
 from programs import ProgramResult, Programs, Runs
 
 from captioner.captioner import Captioner
-from captioner.cli.export import main
 
 
 def export(commands: Runs, *arguments: object) -> ProgramResult:
@@ -32,16 +29,3 @@ def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     assert small.config.decoding.length_penalty == 0.5
     photo = next(path for path in sorted(drawn_photos.iterdir()) if path.suffix != ".csv")
     assert small.caption(photo).words
-
-
-def test_an_export_that_fails_leaves_no_folder(
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Or the same command, once what it lacks is there, would refuse it."""
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert main([str(tiny_model), str(tmp_path / "small")]) == 2
-    assert "onnxscript, which is not installed" in capsys.readouterr().err
-    assert not (tmp_path / "small").exists()

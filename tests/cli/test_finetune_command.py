@@ -79,20 +79,6 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
-def test_captions_of_another_language_than_the_models_are_reported(
-    table: Path, tiny_model: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")  # adds no graphs
-    first, *rows = table.read_text().splitlines()
-    german = [f"{row.partition(',')[0]},ein Kreis auf einer Wiese" for row in rows]
-    table.write_text("\n".join([first, *german, ""]))
-    run = tmp_path / "run"
-    options = ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
-    assert main([str(table), "--from", str(tiny_model), "--output", str(run), *options]) == 0
-    told = capsys.readouterr().err
-    assert f"{tiny_model} knows 0% of the words of the captions" in told
-
-
 def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
     tiny_model: Path, tmp_path: Path, capsys
 ) -> None:

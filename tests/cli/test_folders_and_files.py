@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -102,20 +101,6 @@ def test_a_table_that_captioner_did_not_write_is_not_replaced(
     assert (tmp_path / name).read_text() == content
 
 
-def test_the_picture_of_another_photo_is_not_overwritten(
-    caption, folder: Path, tmp_path: Path
-) -> None:
-    shutil.copy(folder / "two.png", tmp_path / "one.jpg")
-    caption("photos/one.jpg", "--output", "out")
-    before = (tmp_path / "out" / "one.attention.png").read_bytes()
-    second = caption("one.jpg", "--output", "out")
-    assert second.code == 0
-    assert "of another photo" in second.stderr
-    assert (tmp_path / "out" / "one.attention.png").read_bytes() == before
-    assert len(list((tmp_path / "out").glob("*.attention.png"))) == 2
-    assert caption("one.jpg", "--output", "out").stdout == second.stdout, "the same name every time"
-
-
 def test_a_photo_can_come_on_standard_input(
     tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -127,20 +112,6 @@ def test_a_photo_can_come_on_standard_input(
     assert piped["image"] == "-"
     assert main([str(folder / "one.jpg"), *options]) == 0
     assert piped["words"] == json.loads(capsys.readouterr().out)["words"]
-
-
-def test_control_characters_reach_the_terminal_as_visible_escapes(
-    caption, folder: Path, tmp_path: Path
-) -> None:
-    bad = "red\x1b[31m\u202egpj\n.jpg"
-    shutil.copy(folder / "one.jpg", tmp_path / bad)
-    for options in ((), ("--json",)):
-        outcome = caption(bad, "missing\x1b[2J.jpg", "--output", "out", *options)
-        assert not {"\x1b", "\u202e"} & set(outcome.stdout + outcome.stderr)
-        assert r"red\u001b[31m\u202egpj" in outcome.stdout
-        assert r"missing\u001b[2J.jpg" in outcome.stderr
-    assert json.loads(outcome.stdout)["image"] == bad
-    assert "\x1b" not in caption("--no\x1b[2J").stderr
 
 
 # ------------------------------------------------------------------------------------ confidence

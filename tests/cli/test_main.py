@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -208,19 +207,3 @@ def test_zsh_takes_the_script_before_its_completion_is_set_up(
 def test_fish_gets_every_option(completion_scripts: dict[str, str]) -> None:
     for option in ("-l recursive", "-l decoder.kind", "-l min-words"):
         assert option in completion_scripts["fish"]
-
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
-)
-def test_waiting_threads_sleep_unless_the_user_has_them_wait_otherwise(
-    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], expected: str | None
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    assert main(["--version"]) == 0
-    assert os.environ.get("GOMP_SPINCOUNT") == expected
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)

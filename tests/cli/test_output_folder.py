@@ -62,15 +62,3 @@ def test_processes_draw_the_same_pictures_and_name_their_files(
         for file, own in zip(files, expected, strict=True):
             assert file.read_bytes() == own.read_bytes()
     assert not problems
-
-
-def test_a_photo_that_cannot_be_drawn_is_reported_and_the_others_are_drawn(
-    writer_of: Callable[..., OutputFolder], tmp_path: Path
-) -> None:
-    (tmp_path / "photo1.01-a.png").mkdir()  # in the way of a file
-    problems: Problems = []
-    writer = writer_of(tmp_path, problems)
-    assert [len(begin(writer, number)()) for number in range(3)] == [3, 1, 3]
-    ((photo, reason),) = problems
-    assert photo == Path("photo1.jpg")
-    assert "photo1.01-a.png" in str(reason)

@@ -58,13 +58,6 @@ def test_decoration_and_labelled_images_are_left_alone(
     assert bool(page_of(tmp_path, f"<img {attribute} src=a.jpg>").images) == is_filled
 
 
-@pytest.mark.parametrize("charset", ["undefined", "none-such"])
-def test_a_page_of_an_unusable_encoding_is_read_as_latin_1(tmp_path: Path, charset: str) -> None:
-    file = tmp_path / "page.html"
-    file.write_bytes(f'<meta charset="{charset}">Größe<img src=a.jpg>'.encode("latin-1"))
-    assert Page(file).filled({}) == file.read_bytes()
-
-
 # --------------------------------------------------------------------------------- addresses
 
 

@@ -9,7 +9,6 @@ import tiny
 from PIL import Image
 
 from captioner.cli.plot import main, read_metrics
-from captioner.visualization.curves import save_curves
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +30,6 @@ def test_a_run_is_drawn_with_its_curves(
     with Image.open(tmp_path / "curves.png") as curves:
         assert curves.width > 1500
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-
-
-@pytest.mark.filterwarnings("error")
-def test_figures_that_are_not_finite_are_gaps_without_a_warning(run: Path, tmp_path: Path) -> None:
-    entries = read_metrics(run)
-    for entry in entries:
-        if entry["kind"] == "train":
-            entry["total"] = None
-    save_curves(entries, [tmp_path / "curves.png"], title="a run")
-    assert (tmp_path / "curves.png").exists()
 
 
 def test_a_run_without_figures_is_reported(

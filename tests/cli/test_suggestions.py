@@ -6,8 +6,7 @@ import pytest
 from programs import Commands
 
 from captioner.cli import COMMANDS
-from captioner.cli.parsing import CommandParser
-from captioner.cli.suggestions import _REMOVED, unknown_options
+from captioner.cli.suggestions import _REMOVED
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),
@@ -51,17 +50,6 @@ def test_an_option_of_an_earlier_version_says_that_it_is_gone(
 def test_an_unknown_option_is_refused_by_every_command(commands: Commands, command: str) -> None:
     message = commands.run("captioner", command, "--zzz").sentence()
     assert message == f"there is no option --zzz (captioner {command} --help shows the options)"
-
-
-def test_all_unknown_options_are_named_at_once_and_values_are_none() -> None:
-    parser = CommandParser(prog="test", add_help=False)
-    parser.add_argument("--beam-size")
-    parser.add_argument("-r", "--recursive", action="store_true")
-    assert unknown_options(parser, ["--beam", "-1", "-rq", "-", "--", "--other"]) is None
-    found = unknown_options(parser, ["--beams", "3", "--zzz"])
-    assert (
-        found == "there is no option --beams (did you mean --beam-size?); there is no option --zzz"
-    )
 
 
 @pytest.mark.parametrize(

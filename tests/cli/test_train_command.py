@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import random
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import tiny
 from programs import Commands, ProgramResult, Programs, Running
 
 from captioner import Captioner
-from captioner.checkpoint import CHECKPOINTS, GRAPHS, STATE, load_training_state, verify
+from captioner.checkpoint import GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
 from captioner.config import Config, data_sources, from_yaml, shipped_recipes, to_yaml
 from captioner.errors import ConfigError
@@ -313,37 +311,6 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
         roots("--data.root=x")
     config, _ = parse_settings(["--data.root=x", "--data.root", "y"])
     assert config.data.root == "y"
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_one_or_two_ctrl_c_at_any_moment_lose_nothing_and_print_no_traceback(
-    whole: Whole, table: Path, tmp_path: Path, programs: Programs, count: int
-) -> None:
-    """From the start to the export after the last epoch, which an exception could abort in C++."""
-    generator = random.Random(count)
-    lines = len(entries(whole[0]))
-    for number in range(count):
-        file = recipe(table, tmp_path / f"run{number}", data__workers=2)
-        step = lines if number == 0 else generator.randrange(lines + 1)
-        running, run = started(programs, file, step)
-        time.sleep(0.4 * generator.random())
-        before = [name for name in CHECKPOINTS if (run / name).exists()]
-        running.signal(signal.SIGINT)
-        if number == 0 or generator.random() < 0.6:
-            time.sleep(generator.choice((0.0, 0.002, 0.02, 0.1)))
-            running.signal(signal.SIGINT)
-        outcome = running.wait()
-        assert outcome.code in (0, 130, -signal.SIGINT), outcome
-        assert "Traceback" not in outcome.stderr, outcome.stderr
-        assert "Exception" not in outcome.stderr, outcome.stderr
-        after = [name for name in CHECKPOINTS if (run / name).exists()]
-        assert bool(after) >= bool(before)
-        for name in after:
-            verify(run / name, needs_state=True)
-        resume = ["--resume"] if after else []
-        resumed = programs.run("train.py", "--config", file, *resume, **NO_GRAPHS)
-        assert resumed.code == 0, resumed.stderr
-        assert_same_run(run, whole[0])
 
 
 # -------------------------------------------------------------------------------- scarce resources

@@ -96,20 +96,3 @@ def test_a_sidecar_of_another_program_is_changed_only_when_asked(tmp_path: Path)
     assert texts_in(file.read_bytes()) == both("A dog")
     assert save_sidecar(file, "A cat", merge=True, overwrite=True)
     assert texts_in(file.read_bytes()) == both("A cat")
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"<x:xmpmeta", "is no XML"),
-        (b"", "is no XML"),
-        (b"<html></html>", "holds no rdf:Description"),
-        ("\ufeff<a/>".encode("utf-16-le"), "UTF-16"),
-    ],
-)
-def test_what_is_no_xmp_is_left_as_it_is(tmp_path: Path, content: bytes, reason: str) -> None:
-    file = tmp_path / "dog.xmp"
-    file.write_bytes(content)
-    with pytest.raises(CaptionerError, match=reason):
-        save_sidecar(file, "A dog", merge=True)
-    assert file.read_bytes() == content

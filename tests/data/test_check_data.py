@@ -77,19 +77,6 @@ def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
         assert facts in text, text
 
 
-def test_the_first_bad_rows_of_a_table_are_named_by_their_lines(table: Path, capsys) -> None:
-    write(table, ("", "no photo", "train"))
-    with (table / "captions.csv").open("a") as file:
-        file.write("08.jpg,a, comma,train\n" * 20)
-    code, text = check(table, capsys)
-    assert code == 2
-    rows = len((table / "captions.csv").read_text().splitlines())
-    for line in range(rows - 20, rows - 10):
-        assert f"{table / 'captions.csv'}, line {line}" in text
-    assert text.count(", line ") == 10
-    assert "21 rows in all" in text
-
-
 def test_a_table_without_splits_is_checked_once(table: Path, capsys) -> None:
     lines = (table / "captions.csv").read_text().splitlines()
     (table / "captions.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")

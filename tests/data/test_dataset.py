@@ -119,13 +119,6 @@ def test_batches_by_photo_keep_the_captions_of_a_photo_together() -> None:
     assert {b[0] for b in found} != {b[0] for b in batches("photo", size=16).epoch(1)}
 
 
-def test_a_photo_with_more_captions_than_a_batch_is_a_batch_of_its_own() -> None:
-    photo_of = np.array([0, 1, 1, 1, 1, 1, 2])
-    by_photo = CaptionBatches(encoded(photo_of, np.full(7, 3)), batch_size=3, by="photo", seed=0)
-    assert sorted(sorted(b.tolist()) for b in by_photo.epoch(0))[-1] == [1, 2, 3, 4, 5]
-    assert sorted(np.concatenate(by_photo.epoch(0)).tolist()) == list(range(7))
-
-
 # ---------------------------------------------------------------------------------- a batch's content
 
 
@@ -196,20 +189,6 @@ def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
     expected = data[0, good]
     for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
         assert torch.equal(getattr(whole, name), getattr(expected, name))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_may_become_empty(breakable: list[CaptionedImage], workers: int) -> None:
-    breakable[0].path.write_bytes(b"no photo")
-    data = dataset(breakable)
-    order = CaptionBatches(data.captions, batch_size=2, by="photo", seed=0)
-    found = list(load_batches(data, order, 0, workers=workers))
-    (empty,) = [batch for batch in found if not len(batch)]
-    assert empty.unreadable[0][0] == str(breakable[0].path)
-    moved = empty.to(torch.device("cpu"))
-    assert len(moved) == 0
-    assert len(moved.image_index) == 0
-    assert sum(len(batch) for batch in found) == len(data) - 2
 
 
 # --------------------------------------------------------------------------------------- loading

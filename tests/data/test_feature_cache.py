@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_featur
 from captioner.data.layouts import read_split
 from captioner.data.transforms import Augmentation, ImageTransform, open_image
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import DataError, ImageError
+from captioner.errors import ImageError
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.model import Encoder
 
@@ -119,16 +118,6 @@ def test_other_settings_never_use_a_stale_cache(
     assert after.folder != before.folder
 
 
-def test_one_plain_view_depends_on_neither_seed_nor_augmentation(
-    tmp_path: Path, photos: list[Path], encoder: Encoder
-) -> None:
-    first = build(tmp_path / "cache", photos, Encode(encoder), views=1)
-    plain = {"views": 1, "seed": 99, "transform": transform(augmentation=None)}
-    counting = Encode(encoder)
-    assert build(tmp_path / "cache", photos, counting, **plain).folder == first.folder
-    assert counting.calls == 0
-
-
 def test_an_interrupted_build_is_begun_again_and_a_finished_one_is_used(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
@@ -142,20 +131,6 @@ def test_an_interrupted_build_is_begun_again_and_a_finished_one_is_used(
     counting = Encode(encoder)
     build(tmp_path / "cut", photos, counting)
     assert counting.calls == 0
-
-
-def test_a_place_that_cannot_hold_it_ends_in_one_sentence_before_the_work(
-    tmp_path: Path, photos: list[Path], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
-        build(tmp_path / "file", photos, Encode(encoder))
-    full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
-    counting = Encode(encoder)
-    with pytest.raises(DataError, match="GB are needed"):
-        build(tmp_path / "cache", photos, counting)
-    assert counting.calls == 1, "for the shape"
 
 
 def test_an_unreadable_photo_is_known_by_its_reason(
@@ -227,15 +202,6 @@ def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
     assert torch.equal(inputs(0, 0.6), inputs(0, 0.6))
     assert not torch.equal(inputs(0, 0.6), inputs(1, 0.6))
     assert not torch.equal(inputs(0, 0.6), inputs(0, 1.0))
-
-
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_the_whole_map_is_the_map_or_its_mirror_image(mirrored: bool) -> None:
-    features = torch.randn(3, 4, 6)
-    expected = features.flip(-1) if mirrored else features
-    crop = FeatureCrop(1 - 1e-9, flip=float(mirrored))
-    view = crop(features.half(), np.random.default_rng(0))
-    torch.testing.assert_close(view, expected.half().float())
 
 
 @pytest.mark.parametrize("min_area", [0.5, 0.95])

@@ -128,29 +128,6 @@ def test_karpathy_coco_joins_splits_in_file_order_and_has_cocoids_or_positions(
     assert ids(read_split(format="karpathy", root=tmp_path, split="train+restval")) == [0, 1, 3]
 
 
-def test_the_captions_file_is_chosen_by_name_when_there_are_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    touch(tmp_path, "a.jpg")
-    write_karpathy(tmp_path, karpathy_image("a.jpg", "train", "One."), name="dataset_one.json")
-    two = write_karpathy(tmp_path, karpathy_image("a.jpg", "train", "Two."), name="dataset_2.json")
-    message = sentence(format="karpathy", root=tmp_path)
-    assert "holds dataset_2.json, dataset_one.json; choose one with --file" in message
-    monkeypatch.chdir(tmp_path.parent)
-    for file in ("dataset_2.json", two, Path(tmp_path.name, "dataset_2.json")):
-        (image,) = read_split(format="karpathy", root=tmp_path, split="train", file=file).images
-        assert image.captions == ("Two.",)
-    message = sentence(format="karpathy", root=tmp_path, file="three.json")
-    assert f"the captions file {tmp_path / 'three.json'} does not exist" in message
-
-
-@pytest.mark.parametrize("image", [{"filename": "a.jpg", "split": "train"}, "a.jpg"])
-def test_a_malformed_karpathy_image_is_named_by_its_number(tmp_path: Path, image: object) -> None:
-    path = write_karpathy(tmp_path, karpathy_image("b.jpg", "train", "B."), image)
-    message = sentence(format="karpathy", root=tmp_path)
-    assert f"{path}, image number 2: expected filename, split and sentences" in message
-
-
 # -------------------------------------------------------------------------------------------- COCO
 
 
@@ -203,31 +180,6 @@ def test_coco_s_test_split_has_photos_and_no_captions(tmp_path: Path) -> None:
     path.rename(path.with_name("image_info_test2017.json"))
     split = read_split(format="coco", root=tmp_path, split="test2017")
     assert split == Split([], [], [CaptionedImage(tmp_path / "test2017" / coco_name(3), (), 3)])
-
-
-def test_two_coco_splits_that_number_images_alike_are_not_joined(tmp_path: Path) -> None:
-    for split, name in (("old", "1.jpg"), ("new", "2.jpg")):
-        path = write_coco(tmp_path, split, {1: ["A dog."]})
-        path.write_text(path.read_text().replace(coco_name(1), name))
-    message = sentence(format="coco", root=tmp_path, split="old+new")
-    assert "the image id 1 is that of new/2.jpg and of old/1.jpg" in message
-
-
-def test_annotations_of_no_image_and_ids_of_another_type_are_one_sentence_each(
-    tmp_path: Path,
-) -> None:
-    path = write_coco(tmp_path, "train", {n: ["A dog."] for n in range(1, 31)})
-    content = json.loads(path.read_text())
-    for annotation in content["annotations"]:
-        annotation["image_id"] = str(annotation["image_id"])
-    content["annotations"][0]["image_id"] = 1.0  # as pandas writes ids
-    content["annotations"] += [{"id": n, "image_id": 99, "caption": "Gone."} for n in range(5)]
-    path.write_text(json.dumps(content))
-    split = read_split(format="coco", root=tmp_path, split="train")
-    assert len(split.images) == 30
-    strangers, types = split.left_out("train")
-    assert f"{path}: 5 of 35 annotations name no image of the file" in strangers
-    assert "29 of 35 annotations name images by texts such as '2'" in types
 
 
 @pytest.fixture

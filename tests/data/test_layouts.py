@@ -165,15 +165,6 @@ def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
     assert CaptionedData(DataFiles(root=tmp_path)).format == "table"
 
 
-def test_a_text_in_another_folder_is_of_the_one_photo_of_its_name(tmp_path: Path) -> None:
-    for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg", "b/3.jpg"):
-        write(tmp_path / name, "")
-    for name in ("1", "2", "3"):
-        write(tmp_path / "captions" / f"{name}.txt", f"a {name}")
-    images = read_split(root=tmp_path, split="all").images
-    assert [image.captions for image in images] == [("a 2",), ("a 3",)]
-
-
 def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:
     LAYOUTS["coco_2017"][0](tmp_path)
     LAYOUTS["coco_2014"][0](tmp_path)

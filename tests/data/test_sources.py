@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from captioner.data.dataset import (
 from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import DataError
 from captioner.training.reinforce import repeat_captions
 
 VOCABULARY = Vocabulary(tiny.WORDS)
@@ -120,32 +118,6 @@ def test_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
     assert repeated.inputs is batch.inputs
 
 
-def test_a_source_without_captions_and_missing_files_are_reported(tmp_path: Path) -> None:
-    root = Path(table(tmp_path / "a", train=3))
-    (root / "01.jpg").unlink()
-    warnings: list[str] = []
-    read_sources([SourceConfig("only", "table", str(root))], warn=warnings.append)
-    assert f"1 of 3 photos are missing: {root / '01.jpg'}" in warnings[0]
-    annotations = tmp_path / "coco" / "annotations"
-    annotations.mkdir(parents=True)
-    content = {"images": [{"id": 1, "file_name": "01.jpg"}], "annotations": []}
-    (annotations / "image_info_test.json").write_text(json.dumps(content))
-    (tmp_path / "coco" / "test").mkdir()
-    (tmp_path / "coco" / "test" / "01.jpg").touch()
-    source = SourceConfig("c", "coco", str(tmp_path / "coco"), train_split="test", val_split=None)
-    with pytest.raises(DataError, match="no photo of split 'test' has a caption"):
-        read_sources([source])
-
-
-def test_only_training_captions_are_said_to_be_cut(tmp_path: Path) -> None:
-    root = table(tmp_path / "a", train=3, val=3)
-    warnings: list[str] = []
-    read_sources([SourceConfig("only", "table", root)], max_words=2, warn=warnings.append)
-    assert [text.partition(":")[0] for text in warnings if "training cuts them" in text] == [
-        "train"
-    ]
-
-
 def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
     root = table(tmp_path / "a", train=5, val=2)
     warnings: list[str] = []
@@ -192,12 +164,6 @@ def test_over_the_epochs_all_images_come_equally_often(weight: float) -> None:
         assert sum(counts[image] for image in range(13, 23)) == pytest.approx(10 * weight, abs=1)
         total.update(counts)
     assert {total[image] for image in range(13, 23)} <= {int(40 * weight), round(40 * weight)}
-
-
-def test_batches_mix_the_sources() -> None:
-    captions, order = batches([40, 40], [1.0, 1.0])
-    mixed = [len(set((captions.image_of[batch] // 40).tolist())) == 2 for batch in order.epoch(0)]
-    assert np.mean(mixed) > 0.7
 
 
 # ------------------------------------------------------------------------------------ the views

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -52,17 +51,6 @@ def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str)
     assert expected in message
     assert "\n" not in message
     assert "photo.jpg" not in message, "the caller names the file"
-
-
-def test_a_place_without_a_photo_ends_in_one_sentence(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jpg")
-    for place, expected in (
-        (tmp_path / "no such photo.jpg", "no such file"),
-        (tmp_path, "is a folder or a device, not a photo"),
-        (tmp_path / "pipe.jpg", "is a folder or a device"),
-    ):
-        with pytest.raises(ImageError, match=expected):
-            open_image(place)
 
 
 # ---------------------------------------------------------------------------------- what can be read
@@ -139,21 +127,6 @@ def test_of_an_animation_the_first_frame_that_shows_something_is_taken(
     np.testing.assert_allclose(found[:10], expected, atol=ANIMATIONS[format])
 
 
-def test_of_an_animation_that_is_blank_or_damaged_the_best_frame_is_taken() -> None:
-    frames = [Image.new("RGB", (40, 24), grey) for grey in ("#101010", "#202020", "#303030")]
-    frames[1].putpixel((0, 0), (60, 60, 60))
-    blank = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert pixels(blank)[5, 5].tolist() == [32, 32, 32]
-    noisy = Image.fromarray(noise(24, 40))
-    content = encoded(frames[0], "GIF", save_all=True, append_images=[frames[1], noisy])
-    assert pixels(content[:-400])[5, 5].tolist() == [32, 32, 32]
-
-
-@pytest.mark.parametrize("mode", ["1", "P", "CMYK", "YCbCr", "LAB", "I", "F"])
-def test_every_mode_of_a_tiff_becomes_rgb(mode: str) -> None:
-    assert pixels(encoded(Image.new(mode, (7, 5)), "TIFF")).shape == (5, 7, 3)
-
-
 # How the stored pixels become upright (TIFF 6.0, tag 274).
 ORIENTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda stored: stored,
@@ -177,19 +150,6 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     np.testing.assert_array_equal(pixels(content), upright)
     jpeg = open_image(encoded(Image.fromarray(stored), "JPEG", exif=exif))
     assert jpeg.size == (upright.shape[1], upright.shape[0])
-
-
-@pytest.mark.parametrize(
-    "exif",
-    [
-        b"Exif\0\0garbage garbage garbage",
-        b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\xff\xff\xff\xff\0\0\0\0",
-    ],
-)
-def test_damaged_exif_does_not_cost_the_photo(exif: bytes) -> None:
-    array = np.full((16, 16, 3), 120, np.uint8)
-    content = encoded(Image.fromarray(array), "JPEG", exif=exif)
-    np.testing.assert_allclose(pixels(content), array, atol=3)
 
 
 @pytest.mark.parametrize(

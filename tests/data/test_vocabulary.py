@@ -83,22 +83,8 @@ def test_a_vocabulary_is_extended_after_its_own_words() -> None:
     assert first.words == ["dog", "a"]
 
 
-@pytest.mark.parametrize("words", [["dog", "dog"], ["dog", "<end>"]])
-def test_a_vocabulary_refuses_doubled_and_special_words(words: list[str]) -> None:
-    with pytest.raises(ValueError, match="distinct words"):
-        Vocabulary(words)
-
-
 def test_a_saved_vocabulary_is_readable_json_and_comes_back_in_order(tmp_path: Path) -> None:
     words = ["zebra", "a", "café", "собака", 'quo"te', "back\\slash", "line\nbreak", "😀"]
     Vocabulary(words).save(tmp_path / "v.json")
     assert json.loads((tmp_path / "v.json").read_bytes().decode("utf-8")) == {"words": words}
     assert Vocabulary.load(tmp_path / "v.json").tokens == Vocabulary(words).tokens
-
-
-def test_the_token_of_letters_that_a_tokenizer_does_not_know_is_no_word() -> None:
-    class Unknowing(WordTokenizer):
-        def split(self, caption: str) -> list[str]:
-            return ["<unk>" if "é" in word else word for word in super().split(caption)]
-
-    assert Vocabulary.build(["a café", "a café"], Unknowing(), min_count=1).words == ["a"]

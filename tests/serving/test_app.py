@@ -237,13 +237,6 @@ def test_body_without_a_photo_is_refused(
     assert told.lower() in problem(answer, status).lower()
 
 
-def test_unknown_address_and_method_are_problems(client: TestClient) -> None:
-    assert "/v2/captions" in problem(client.get("/v2/captions"), 404)
-    wrong = client.get("/v1/captions")
-    assert "GET" in problem(wrong, 405)
-    assert wrong.headers["allow"] == "POST"
-
-
 def test_models_health_and_readiness_are_reported(client: TestClient) -> None:
     models = client.get("/v1/models").json()["models"]
     assert [(m["name"], m["attention"]) for m in models] == [
