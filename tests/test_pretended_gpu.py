@@ -137,31 +137,6 @@ def test_samples_are_the_cpu_s_and_wait_every_few_words_only() -> None:
     assert expected[0].shape[-1] % CHECK_EVERY, "captions end between two checks"
 
 
-def test_what_a_gpu_refuses_is_refused() -> None:
-    """Or the test above would show nothing."""
-    linear = torch.nn.Linear(3, 2)
-    with PretendedGPU() as gpu:
-        there = torch.ones(2, 3, device="cuda")
-        for mistake in (
-            lambda: linear(there),
-            lambda: there + torch.ones(3),
-            lambda: torch.cat([there, torch.ones(1, 3)]),
-            lambda: torch.ones(3)[torch.zeros(1, dtype=torch.long, device="cuda")],
-        ):
-            with pytest.raises(RuntimeError, match="cuda"):
-                mistake()
-        move(linear)
-        loss = linear(there).square().sum() + torch.tensor(1.0)
-        loss.backward()
-        assert linear.weight.grad is not None
-        assert linear.weight.grad.device.type == loss.device.type == "cuda"
-        assert there.cpu().device.type == "cpu"
-        assert loss > 0
-        assert len(there.tolist()) == len(there[there > 0].view(2, 3))
-    # besides, an index of truth values waits for its count
-    assert sum(gpu.waits.values()) == 4
-
-
 @pytest.mark.parametrize(("count", "wanted"), [(1, 1), (3, 4), (4, 4), (33, 64), (65, 128)])
 def test_the_encoder_sees_few_different_numbers_of_images(count: int, wanted: int) -> None:
     model = tiny.model()[0].eval()

@@ -104,16 +104,3 @@ def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
     best = train(recipe)
     assert "café" not in load_model(best)[2], "the words are those of the captions alone"
     assert "weights taken" not in capsys.readouterr().err
-
-
-def test_help_needs_no_model(capsys) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    text = capsys.readouterr().out
-    for option, default in (("--from MODEL", "soft"), ("--config RECIPE", "finetune")):
-        described = " ".join(text.partition(f"  {option} ")[2].split("\n  --")[0].split())
-        assert described.endswith(f"(default: {default})"), described
-        assert described.count("default") == 1, described
-    # what applies without the option: the size of the model to start from
-    assert re.search(r"Height of the network's input\.[^)]*default: 320\)", text)

@@ -202,8 +202,3 @@ def test_zsh_takes_the_script_before_its_completion_is_set_up(
     run = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, cwd=tmp_path)
     assert "_shtab_captioner" in run.stdout, run.stderr
     assert run.stderr == ""
-
-
-def test_fish_gets_every_option(completion_scripts: dict[str, str]) -> None:
-    for option in ("-l recursive", "-l decoder.kind", "-l min-words"):
-        assert option in completion_scripts["fish"]

@@ -10,17 +10,12 @@ from captioner.cli.suggestions import _REMOVED
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),
-    ("caption a.jpg -b 5", "--beam-size"),
     ("caption --img a.jpg", "captioner caption PHOTO"),
-    ("caption a.jpg -o out", "--output"),
     ("caption a.jpg --max-new-tokens 9", "--max-words"),
     ("caption a.jpg --gpu 0", "--device"),
     ("train --epochs 3", "--train.epochs"),
     ("train --lr 1e-3", "--optim.lr"),
     ("train --data_folder x", "--data.root"),
-    ("train --batch-size 3", "--data.batch_size"),
-    ("train --optim.lrr 3", "--optim.lr"),
-    ("finetune --data_folder x", "captioner finetune DATA"),
     ("evaluate --data_dir x", "--root"),
     ("export a --beamsize 3", "--beam-size"),
 ]

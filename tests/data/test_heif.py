@@ -10,7 +10,6 @@ import pytest
 import tiny
 from PIL import Image
 
-from captioner import Captioner
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 
@@ -49,26 +48,3 @@ def test_of_several_images_it_is_the_primary_one(tmp_path: Path) -> None:
     others[0].save(file, save_all=True, append_images=others[1:], primary_index=2)
     red, green, blue = np.asarray(open_image(file)).mean((0, 1))
     assert blue > 200 > 50 > max(red, green)
-
-
-def test_it_is_captioned_like_its_pixels(tmp_path: Path, tiny_model: Path) -> None:
-    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
-    file = tmp_path / "phone.heic"
-    heic(file, 6)
-    expected = captioner.caption(np.asarray(open_image(file)))
-    with Image.open(file) as image, file.open("rb") as opened:
-        for given in (file, file.read_bytes(), opened, image):
-            caption = captioner.caption(given)
-            assert caption.words == expected.words
-            assert caption.geometry == expected.geometry
-    caption = captioner.caption(file)
-    caption.save(tmp_path / "sheet.png")
-
-
-def test_a_file_cut_short_is_damaged(tmp_path: Path) -> None:
-    file = tmp_path / "phone.heic"
-    heic(file)
-    content = file.read_bytes()
-    for length in (40, len(content) // 2, len(content) - 30):
-        with pytest.raises(ImageError):
-            open_image(content[:length])

@@ -40,12 +40,3 @@ def test_batches_keep_the_order_and_leave_out_unreadable_photos(
     assert [key for key, _ in failed] == [4, 7]
     assert "not a photo" in failed[0][1]
     assert failed[1][1] == "no such file"
-
-
-def test_large_photos_make_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "BATCH_PIXELS", 100)
-    paths = [tmp_path / f"{number}.png" for number in range(5)]
-    for path in paths:
-        Image.new("RGB", (8, 8)).save(path)
-    batches = opened(enumerate(paths), lambda *_: None, torch.device("cpu"))
-    assert [len(batch) for batch in batches] == [2, 2, 1]

@@ -118,14 +118,6 @@ def test_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
     assert repeated.inputs is batch.inputs
 
 
-def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
-    root = table(tmp_path / "a", train=5, val=2)
-    warnings: list[str] = []
-    same = SourceConfig("same", "table", root, val_split="train+val")
-    read_sources([same], warn=warnings.append)
-    assert any("5 of the validation photos are training photos" in text for text in warnings)
-
-
 # ---------------------------------------------------------------------------------- an epoch
 
 

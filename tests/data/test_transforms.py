@@ -176,9 +176,7 @@ def test_a_very_large_photo_is_read_at_a_fraction_of_its_size(
 @pytest.mark.parametrize(
     ("size", "format", "options", "megapixels"),
     [
-        ((12_000, 11_000), "JPEG", {"progressive": True}, "12000 x 11000 pixels, 132 "),
         ((12_000, 11_000), "PNG", {"compress_level": 1}, "12000 x 11000 pixels, 132 "),
-        ((14_000, 14_000), "PNG", {"compress_level": 1}, "196 "),
         ((30_000, 18_000), "JPEG", {}, "30000 x 18000 pixels, 540 "),
     ],
 )

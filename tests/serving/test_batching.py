@@ -34,29 +34,6 @@ def test_items_that_come_together_go_together_and_each_caller_gets_its_own() -> 
     assert sizes == [16, 16, 8]
 
 
-def test_items_that_come_while_a_batch_runs_go_in_the_next() -> None:
-    sizes: list[int] = []
-    began, go = threading.Event(), threading.Event()
-
-    def work(items: Sequence[int]) -> list[int]:
-        began.set()
-        assert go.wait(30)
-        return list(items)
-
-    async def run() -> None:
-        batcher = Batcher(wait_s=0, observe=sizes.append)
-        first = asyncio.create_task(batcher.submit("k", work, 0))
-        await asyncio.to_thread(began.wait, 30)
-        others = [asyncio.create_task(batcher.submit("k", work, n)) for n in range(1, 5)]
-        await asyncio.sleep(0.05)
-        go.set()
-        await asyncio.gather(first, *others)
-        batcher.close()
-
-    asyncio.run(run())
-    assert sizes == [1, 4]
-
-
 def test_keys_are_never_mixed_and_passes_never_overlap() -> None:
     passes: list[set[str]] = []
     running = threading.Lock()
