@@ -56,11 +56,8 @@ def test_it_is_whole_and_listed(folder: Path, name: str) -> None:
     assert names == expected, "all that inference needs, and nothing that can run code"
 
 
-def test_it_is_small_enough_to_ship(folder: Path) -> None:
+def test_it_is_small_enough_to_ship_and_in_half_precision(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_BYTES
-
-
-def test_its_weights_are_in_half_precision(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     types = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}

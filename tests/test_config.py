@@ -246,10 +246,8 @@ def test_all_settings_survive_being_written_and_read() -> None:
         ("encodr: {backbone: vgg19}", ["encodr", *(section.name for section in fields(Config))]),
         ("encoder: {tpa: {}}", ["encoder.tpa", *(key.name for key in fields(Config().encoder))]),
         ("decoder: {hidden_dim: many}", ["decoder.hidden_dim"]),
-        ("encoder: vgg19", ["encoder: "]),
         ("preprocess: {mean: [0.1, 0.2]}", ["preprocess.mean"]),
         ("data: {sources: [{root: a, nmae: b}]}", ["nmae"]),
-        ("data: {sources: [{root: a, weight: 0}]}", ["data.sources.weight"]),
         ("decoder: {gate: other}", ["decoder.gate", "none", "scalar", "vector"]),
         ("data: {format: other}", ["data.format", "flickr8k", "karpathy", "coco", "table"]),
         ("attention: {score: other}", ["attention.score", *SCORES]),
@@ -263,16 +261,11 @@ def test_unusable_settings_are_named_with_what_is_accepted(text: str, facts: lis
 # a setting of each type of numbers, with values that it refuses
 OUT_OF_RANGE = {
     "preprocess.height_px": [0, 4097],
-    "preprocess.std": [[0.0, 1.0, 1.0], [1.0, 1.0, math.inf]],
     "encoder.dropout": [-0.1, 1.0, math.nan],
-    "attention.dim": [0],
     "attention.radius": [0.4, math.inf],
-    "attention.key_smoothing": [-0.1, 1.1],
     "decoding.beam_size": [0, 1001],  # model folders with more are not read
     "decoding.max_words": [0, 10_001],
     "decoding.length_penalty": [-10.1, 10.1],
-    "data.workers": [-1],
-    "data.min_area": [0.0, 1.1],
     "loss.doubly_stochastic": [-1.0, math.inf, math.nan],
     "optim.lr": [0.0, math.inf],
     "train.seed": [-1, 2**63],
@@ -284,7 +277,6 @@ def test_a_number_out_of_range_is_refused_wherever_it_comes_from(key: str) -> No
     section, name = key.split(".")
     for value in OUT_OF_RANGE[key]:
         assert key in refusal(yaml.safe_dump({section: {name: value}}))
-        value = tuple(value) if isinstance(value, list) else value
         config = Config()
         settings = replace(getattr(config, section), **{name: value})
         with pytest.raises(ConfigError) as caught:
@@ -311,7 +303,6 @@ LEARNED = "decoder: {kind: transformer, positions: learned, max_positions: 30}"
         ("data: {sources: [{name: a}]}", "data.sources", ["root", "--data.root a="]),
         ("data: {sources: [{name: a, root: x}, {name: a, root: y}]}", "data.sources", ["name a"]),
         ("data: {sources: [{root: x, train_split: null}]}", "data.sources", ["train_split"]),
-        ("data: {sources: []}", "data.sources", []),
         (f"{SOURCES}\ntrain: {{val_source: table-3}}", "train.val_source", ["people", "coco"]),
     ],
 )

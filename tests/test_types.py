@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 
 import numpy as np
 import pytest
 
-import captioner.types
 from captioner.types import Caption, Geometry
-
-
-def test_the_examples_of_the_docstrings_hold() -> None:
-    assert doctest.testmod(captioner.types).failed == 0
-    assert doctest.testmod(captioner.types).attempted > 0
 
 
 @pytest.mark.parametrize("flipped", [False, True])

@@ -1,11 +1,14 @@
-"""What tests of `captioner batch` read of an output."""
+"""Photos and tar files for tests of `captioner batch`, and the rows of its output."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import tiny
 
 PHOTOS = 60  # of the collection
 
@@ -22,3 +25,17 @@ def rows(output: Path) -> list[dict[str, Any]]:
 def parts(output: Path) -> dict[str, bytes]:
     """The bytes of each part; a worker that ends in the middle leaves a hidden file."""
     return {part.name: part.read_bytes() for part in (output / "parts").glob("[!.]*")}
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    tiny.photo(number)[0].save(file, "PNG")
+    return file.getvalue()

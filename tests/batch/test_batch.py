@@ -16,9 +16,8 @@ import fsspec
 import numpy as np
 import pytest
 import tiny
-from batch_tools import PHOTOS, parts, rows
+from batch_tools import PHOTOS, parts, png, rows, write_tar
 from programs import Commands, Programs
-from test_inputs import png, write_tar
 
 from captioner import Captioner
 from captioner.batch.run import run_batch, run_local

@@ -125,9 +125,3 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     assert copy.count('alt="') == 3
     assert caption("page.html", "--write", "html", "--output", ".").code in (1, 2)
     assert file.read_text() == PAGE
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "page.html").write_text('<img alt="mine">')
-    copies = caption("page.html", "other/page.html", "--write", "html", "--output", "out")
-    assert copies.code == 0
-    found = [path.read_text() for path in sorted((tmp_path / "out").glob("*page.html"))]
-    assert sorted(found) == sorted([copy, '<img alt="mine">']), "none replaces another"

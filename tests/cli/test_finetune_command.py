@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from captioner.checkpoint import load_config, load_model
+from captioner.checkpoint import MODELS, load_config, load_model
 from captioner.cli.finetune import main, parse_settings
 from captioner.config import Config, from_yaml, to_yaml, validate
 from captioner.errors import ConfigError
@@ -104,3 +104,12 @@ def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
     best = train(recipe)
     assert "café" not in load_model(best)[2], "the words are those of the captions alone"
     assert "weights taken" not in capsys.readouterr().err
+
+
+def test_help_shows_the_size_of_the_model_to_start_from(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    height = load_config(MODELS / "soft").preprocess.height_px
+    text = capsys.readouterr().out
+    assert re.search(rf"Height of the network's input\.[^)]*default: {height}\)", text)

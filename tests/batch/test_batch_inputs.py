@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import fsspec
@@ -12,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from batch_tools import png, write_tar
 
 from captioner.batch.inputs import input_rows
 from captioner.batch.shard import _tar_photos
@@ -121,20 +120,6 @@ def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:
         DataError, match=r"a\.parquet: its column image holds the images themselves"
     ):
         found(tmp_path / "a.parquet")
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
-
-def png(number: int) -> bytes:
-    file = io.BytesIO()
-    tiny.photo(number)[0].save(file, "PNG")
-    return file.getvalue()
 
 
 def test_a_webdataset_shard_yields_its_photos_by_key(tmp_path: Path) -> None:
