@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-from batch_tools import png, write_tar
 
 from captioner.batch.inputs import input_rows
-from captioner.batch.shard import _tar_photos
-from captioner.errors import DataError, ImageError
+from captioner.errors import DataError
 
 
 def found(name: object) -> list[tuple[str, str]]:
@@ -120,16 +118,3 @@ def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:
         DataError, match=r"a\.parquet: its column image holds the images themselves"
     ):
         found(tmp_path / "a.parquet")
-
-
-def test_a_webdataset_shard_yields_its_photos_by_key(tmp_path: Path) -> None:
-    tar = tmp_path / "0.tar"
-    write_tar(tar, {"a/1.png": png(1), "a/1.json": b"{}", "2.seg.PNG": png(2), "3.jpg": b""})
-    photos = list(_tar_photos([("0", str(tar))]))
-    assert [(photo.identity, photo.path) for photo in photos] == [
-        ("a/1", f"{tar}::a/1.png"),
-        ("2", f"{tar}::2.seg.PNG"),
-        ("3", f"{tar}::3.jpg"),
-    ]
-    assert [photo.content for photo in photos[:2]] == [png(1), png(2)]
-    assert isinstance(photos[2].content, ImageError)

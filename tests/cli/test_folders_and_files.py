@@ -81,22 +81,14 @@ def test_a_journal_that_a_killed_run_cut_short_is_read(
     assert len(journal.read_text().splitlines()) == 2, "it is written anew"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("captions.csv", "image,caption,split\none.jpg,a dog,train\n"),
-        ("captions.jsonl", '{"image": "one.jpg", "caption": "a dog", "split": "train"}\n'),
-    ],
-)
 def test_a_table_that_captioner_did_not_write_is_not_replaced(
-    caption, folder: Path, tmp_path: Path, name: str, content: str
+    caption, folder: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(content)
+    table, content = tmp_path / "captions.csv", "image,caption,split\none.jpg,a dog,train\n"
+    table.write_text(content)
     outcome = caption("photos/one.jpg", "--write", "csv", "--output", ".")
-    assert name in outcome.sentence()
     assert "choose another --output" in outcome.sentence()
-    assert outcome.stdout == "", "nothing was captioned"
-    assert (tmp_path / name).read_text() == content
+    assert table.read_text() == content
 
 
 def test_a_photo_can_come_on_standard_input(

@@ -264,15 +264,6 @@ def test_without_arguments_the_recipes_are_listed(commands: Commands) -> None:
     assert {line.split()[0] for line in lines[1:] if line[:2] == "  "} == set(shipped_recipes())
 
 
-def test_help_begins_with_an_example_and_the_options_most_used(commands: Commands) -> None:
-    outcome = commands.run("captioner", "train", "--help")
-    start = outcome.stdout[: outcome.stdout.index("Train a captioning model.")]
-    assert "example: captioner train --config" in start
-    named = re.findall(r"^  (--\S+)", start, re.MULTILINE)
-    assert len(named) == 10
-    assert all(outcome.stdout.count(f"  {option} ") > 1 for option in named), "they exist"
-
-
 def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Programs) -> None:
     outcome = programs.run("train.py", "--help")
     assert outcome.code == 0

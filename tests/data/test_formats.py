@@ -335,15 +335,6 @@ def test_tables_are_read_as_other_programs_write_them(
     assert image.captions == ("A dog, a cat",)
 
 
-def test_names_that_begin_like_a_formula_are_read_without_their_guard(tmp_path: Path) -> None:
-    touch(tmp_path, "@user.jpg", "+1.jpg", "'=a.jpg", "'b.jpg")
-    (tmp_path / "t.csv").write_text(
-        "image,caption\n'@user.jpg,one\n'+1.jpg,two\n'=a.jpg,three\n'b.jpg,four\n"
-    )
-    split = read_split(root=tmp_path, split="all")
-    assert names(split) == ["@user.jpg", "+1.jpg", "'=a.jpg", "'b.jpg"]
-
-
 def test_captions_that_stand_for_none_are_left_out_and_counted(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{n}.jpg" for n in range(7)))
     nothing = ["nan", "NULL", "None", "N/A", "", "?!"]
