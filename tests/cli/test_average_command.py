@@ -30,14 +30,7 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
             config = replace(config, decoder=replace(config.decoder, dropout=0.1))
         if number == 2:
             larger = replace(config.preprocess, height_px=96, width_px=64)
-            harder = replace(
-                config.attention,
-                select="hard",
-                at_test="sample",
-                temperature=0.5,
-                key_smoothing=0.6,
-                values="local",
-            )
+            harder = replace(config.attention, select="hard", at_test="sample", values="local")
             config = replace(config, preprocess=larger, attention=harder)
         folders.append(tmp_path / str(number))
         save_model(folders[-1], model, config, vocabulary, card="")

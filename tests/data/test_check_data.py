@@ -77,13 +77,6 @@ def test_planted_mistakes_are_found_and_named(table: Path, capsys) -> None:
         assert facts in text, text
 
 
-def test_a_table_without_splits_is_checked_once(table: Path, capsys) -> None:
-    lines = (table / "captions.csv").read_text().splitlines()
-    (table / "captions.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
-    code, text = check(table, capsys)
-    assert (code, "all: 18 photos, 36 captions" in text) == (0, True), text
-
-
 def test_another_language_is_said(table: Path, capsys) -> None:
     path, text = table / "captions.csv", (table / "captions.csv").read_text()
     for english, russian in (("square", "квадрат"), ("a ", "один "), (" on ", " на ")):
