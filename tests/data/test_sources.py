@@ -227,3 +227,20 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
     changed = tmp_path / "b" / "captions.csv"
     changed.write_text(changed.read_text().replace("a disc", "a disk"))
     assert digest("b") != digest("a")
+
+
+def test_only_training_captions_are_said_to_be_cut(tmp_path: Path) -> None:
+    root = table(tmp_path / "a", train=3, val=3)
+    warnings: list[str] = []
+    read_sources([SourceConfig("only", "table", root)], max_words=2, warn=warnings.append)
+    assert [text.partition(":")[0] for text in warnings if "training cuts them" in text] == [
+        "train"
+    ]
+
+
+def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
+    root = table(tmp_path / "a", train=5, val=2)
+    warnings: list[str] = []
+    same = SourceConfig("same", "table", root, val_split="train+val")
+    read_sources([same], warn=warnings.append)
+    assert any("5 of the validation photos are training photos" in text for text in warnings)
