@@ -15,8 +15,6 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, checkpoint
-from captioner.config import DecoderConfig
-from captioner.data.captioned import CaptionedImage
 from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
@@ -295,33 +293,6 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
         np.testing.assert_array_equal(one.cells, other.cells)
         np.testing.assert_array_equal(one.maps, other.maps)
     assert len({tuple(caption.cells) for caption in drawn}) > 1
-
-
-def test_captions_may_be_as_long_as_a_model_has_positions(paths: list[Path]) -> None:
-    """One that is cut off there has no end to be read, for which there is no position."""
-    from captioner.evaluation.evaluate import measure_attention
-    from captioner.models.build import build_model, resolved
-
-    _, config, vocabulary = tiny.model(select="hard")
-    small = {"hidden_dim": 16, "heads": 2, "layers": 1, "feedforward_dim": 16}
-    decoder = DecoderConfig(kind="transformer", positions="learned", max_positions=5, **small)
-    config = replace(config, decoder=decoder, decoding=replace(config.decoding, max_words=5))
-    model = build_model(config, len(vocabulary))
-    with torch.no_grad():
-        model.decoder.vocabulary.bias[vocabulary.end] = -30.0
-    captioner = Captioner(model, resolved(config, model), vocabulary)
-    captions = [captioner.caption(paths[0], paths=2), *captioner.sample(paths[0], 2)]
-    assert [(len(c.words), c.end_log_prob) for c in captions] == [(5, None)] * 3
-    assert captions[0].paths is not None
-    assert captions[0].paths.shape == (2, 5)
-    scored = captioner.score(paths[0], captions[0].text)
-    assert np.allclose(scored.log_probs, captions[0].log_probs, atol=1e-4)
-    assert scored.end_log_prob is None
-    with pytest.raises(ConfigError, match="5 learned positions"):
-        captioner.score(paths[0], f"{captions[0].text} a")
-    image = CaptionedImage(paths[0], ("a disc",), 1)
-    found = measure_attention(captioner, [image], {1: captions[0]}, faithfulness=1)
-    assert found["attention"]["frozen"]
 
 
 # ----------------------------------------------------------------------- the model, in and out

@@ -144,15 +144,6 @@ def test_a_model_is_built_without_asking_for_pretrained_weights(
     load_model(tmp_path / "m")
 
 
-def test_training_state_comes_back(tmp_path: Path, parts: Parts) -> None:
-    state = {"step": 7, "best": float("-inf"), "figures": {"CIDEr": 0.25}, "t": torch.arange(5)}
-    save_model(tmp_path / "last", *parts, card="", training_state=state)
-    again = load_training_state(tmp_path / "last")
-    assert again.keys() == state.keys()
-    assert again["best"] == float("-inf")
-    assert torch.equal(again["t"], torch.arange(5))
-
-
 # ------------------------------------------------------------------------------------------ damage
 
 
@@ -303,11 +294,6 @@ def test_code_in_a_training_state_is_not_run(run: Path) -> None:
 
 
 # ---------------------------------------------------------------- files and names in the folder
-
-
-def test_weights_of_unreasonable_size_are_refused_unread(saved: Path) -> None:
-    os.truncate(saved / "model.safetensors", 2**40)
-    assert "bytes" in sentence(lambda: load_model(saved))
 
 
 def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(

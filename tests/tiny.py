@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,17 @@ def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) ->
             image.save(folder / f"{number:02d}.jpg", quality=95)
             rows.writerows([f"{number:02d}.jpg", caption, split] for caption in captions)
     return folder
+
+
+def log_entries(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Return all entries of metrics.jsonl, or the figures of some kinds, without measured times."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    left_out = {"data_wait", "step_s", *(["kind"] if kinds else [])}
+    return [
+        {key: value for key, value in line.items() if key not in left_out}
+        for line in lines
+        if not kinds or line["kind"] in kinds
+    ]
 
 
 NO_DROPOUT: dict[str, Any] = {

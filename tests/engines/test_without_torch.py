@@ -15,7 +15,7 @@ from PIL import Image
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import MODELS, write_manifest
-from captioner.errors import CaptionerError, CheckpointError, ConfigError
+from captioner.errors import CheckpointError
 
 PHOTO = get_sample_data("grace_hopper.jpg", asfileobj=False)
 # Packages of the extras: none of them is there after `pip install .` or `make caption`.
@@ -132,10 +132,3 @@ def test_a_damaged_graph_is_one_sentence(copied_model: Path) -> None:
     write_manifest(copied_model)
     with pytest.raises(CheckpointError, match=r"step\.onnx: is no graph"):
         Captioner.from_pretrained(copied_model, device="cpu")
-
-
-def test_the_runtime_computes_in_float32_on_a_cpu_alone() -> None:
-    with pytest.raises(ConfigError, match="float32"):
-        Captioner.from_pretrained(engine="runtime", precision="bfloat16")
-    with pytest.raises(CaptionerError, match="engine"):
-        Captioner.from_pretrained(engine="fast")  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from captioner.captioner import Captioner
 from captioner.data.captioned import CaptionedImage
 from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import DataError
 from captioner.evaluation.evaluate import measure_attention
 from captioner.evaluation.grounding import (
     CENTRE_SIGMA,
@@ -245,12 +244,3 @@ def test_the_other_words_of_the_caption_are_a_control(tmp_path: Path) -> None:
     assert low == high == pytest.approx(np.mean(gains)), "one photo is drawn again and again"
     assert found["by_category"]["dog"]["hit"] == found["hit"]
     assert summary([]) == {"num_words": 0}
-
-
-def test_a_file_without_instances_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "captions.json"
-    path.write_text('{"images": []}')
-    with pytest.raises(DataError, match=r"is no file of COCO instances; name one such as"):
-        Objects(path)
-    with pytest.raises(DataError, match="there is no file"):
-        Objects(tmp_path / "none.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -159,9 +158,7 @@ def test_text_that_differs_in_white_space_case_or_punctuation_scores_the_same() 
     [
         ({}, {}, "there is no caption to score"),
         ({1: "a", 2: "b"}, {1: ["a"]}, "1 images have a caption or references alone, such as 2;"),
-        ({1: "a"}, {"1": ["a"]}, "2 images have a caption or references alone"),
         ({1: "a", 2: "b"}, {1: ["a"], 2: []}, "image 2 has no references"),
-        ({1: "a"}, {1: ["..."]}, "image 1 has references without words"),
     ],
 )
 def test_captions_that_cannot_be_scored_are_refused_in_one_sentence(
@@ -246,29 +243,6 @@ def false_java(folder: Path, *cases: str) -> str:
 HANG = 'echo $$ > "$pid.new"; mv "$pid.new" "$pid"; exec sleep 600;;'
 
 
-def has_ended(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process is gone, or a corpse that nobody has buried yet, within the time."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        with contextlib.suppress(FileNotFoundError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        time.sleep(0.05)
-    return False
-
-
-def wait_for_pid(folder: Path) -> int:
-    deadline = time.monotonic() + 60
-    while not (folder / "pid").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return int((folder / "pid").read_text())
-
-
 def check_scores(scores: Scores, tokenizer: str) -> None:
     """All scores but METEOR's are there."""
     assert scores.metrics["METEOR"] is None
@@ -288,7 +262,8 @@ def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
     start = time.monotonic()
     scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3)
     assert 3 <= time.monotonic() - start < 60
-    assert has_ended(wait_for_pid(tmp_path))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
     check_scores(scores, tokenizer)
     assert scores.signature["METEOR"] == "not computed: not finished within 3 s"
     assert scores.signature["java"] == ("99.1" if cases else "none")

@@ -180,21 +180,6 @@ def test_sampled_cells_are_drawn_in_a_graph_as_without() -> None:
     ]
 
 
-def test_where_one_graph_cannot_be_recorded_those_after_it_are_not() -> None:
-    """Their results would be elsewhere than where the next graph reads."""
-
-    class Full(CPUGraphs):
-        def record_graph(self, function: Any) -> Any:
-            return None if len(self.graphs) == 1 else super().record_graph(function)
-
-    decoder, grid = loud("soft", end=-2.0)
-    options, graphs = SearchOptions(max_words=16), Full()
-    for each in (grid, grid, grid.select(slice(3)), grid):
-        expected = search(decoder, each, options, GraphCache(record=False))
-        assert_same_bits(search(decoder, each, options, graphs), expected)
-    assert [graph is not None for graph in graphs.graphs.values()] == [True, False, False, False]
-
-
 @pytest.mark.parametrize("max_words", [2, 9])
 def test_output_that_is_not_a_number_is_seen_at_the_next_check(max_words: int) -> None:
     decoder, grid = loud("soft")

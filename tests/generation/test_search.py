@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forced import force_decode_one
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
@@ -269,32 +268,6 @@ def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
 # --- what is written ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize("favoured", [PAD, START, UNKNOWN])
-def test_special_tokens_are_never_written_however_likely(favoured: int, beam_size: int) -> None:
-    decoder, grid = random_decoder(5), random_grid(4)
-    with torch.no_grad():
-        decoder.vocabulary.bias[favoured] += 30.0
-    for hypotheses in search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=6)):
-        assert hypotheses
-        for hypothesis in hypotheses:
-            assert min(hypothesis.tokens) > UNKNOWN
-            assert hypothesis.log_probs.max() < -10  # what it could not write is not forgotten
-
-
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
-def test_no_caption_is_empty_however_likely_the_end(beam_size: int) -> None:
-    decoder, grid = random_decoder(5, words=6, end=60.0), random_grid(4)
-    for photo, hypotheses in enumerate(
-        search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=6))
-    ):
-        first = Reader(decoder, photo_of(grid, photo))(())
-        best = sorted(range(4, 10), key=lambda word: -first[word])[:beam_size]
-        assert [hypothesis.tokens for hypothesis in hypotheses] == [[word] for word in best]
-        for hypothesis in hypotheses:
-            assert hypothesis.end_log_prob == pytest.approx(0.0, abs=1e-6)
-
-
 @pytest.mark.parametrize("end", [-1e4, -math.inf])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: float) -> None:
@@ -309,31 +282,6 @@ def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: 
             assert hypothesis.end_log_prob is None
             assert len(hypothesis.tokens) == len(hypothesis.maps) == len(hypothesis.log_probs) == 7
             assert hypothesis.score == pytest.approx(hypothesis.log_probs.sum() / 7, abs=1e-5)
-
-
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
-@pytest.mark.parametrize("gate", ["none", "scalar", "vector"])
-def test_a_hypothesis_equals_the_scoring_of_its_words(gate: Any, beam_size: int) -> None:
-    decoder, grid = random_decoder(18, end=1.5, gate=gate), random_grid(4)
-    ended = []
-    for photo, hypotheses in enumerate(
-        search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=10))
-    ):
-        for found in hypotheses:
-            forced = force_decode_one(decoder, photo_of(grid, photo), found.tokens)
-            np.testing.assert_allclose(found.log_probs, forced.log_probs, atol=2e-5)
-            np.testing.assert_allclose(found.maps, forced.maps, atol=1e-5)
-            assert found.maps.shape == (len(found.tokens), L)
-            if gate == "none":
-                assert found.beta is None
-                assert forced.beta is None
-            else:
-                np.testing.assert_allclose(found.beta, forced.beta, atol=1e-5)
-            if found.end_log_prob is not None:
-                ended.append(len(found.tokens))
-                assert found.end_log_prob == pytest.approx(forced.end_log_prob, abs=2e-5)
-                assert found.score == pytest.approx(forced.score, abs=1e-4)
-    assert max(ended) >= 3
 
 
 # --- Caption --------------------------------------------------------------------------------------
@@ -366,10 +314,6 @@ def test_a_hypothesis_becomes_a_caption_with_row_major_maps() -> None:
     assert caption.cells is not None
     assert caption.cells.tolist() == [3, 1]
     assert caption.geometry is geometry
-
-
-def test_no_photos_have_no_hypotheses() -> None:
-    assert search(random_decoder(0), random_grid(0)) == []
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from itertools import product
 
 import pytest
@@ -12,7 +11,7 @@ from test_search import END, START, log_softmax, photo_of, random_decoder, rando
 
 from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.decoders.lstm import LSTMDecoder
-from captioner.types import AttentionOutput, Grid
+from captioner.types import Grid
 
 WORDS, MAX_WORDS = 3, 6
 
@@ -73,41 +72,6 @@ def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tup
 def test_with_the_bound_every_toy_model_is_solved(length_penalty: float) -> None:
     found = toy_searches(length_penalty, "bound")
     assert [tuple(first.tokens) for first, _ in found] == [best for _, best in found]
-
-
-class Scripted:
-    """Writes one word again and again, or ends after it with a probability that each step has."""
-
-    def __init__(self, ends: list[float]) -> None:
-        self.ends = ends
-
-    def prepare(self, grid: Grid) -> Grid:
-        return grid
-
-    def start(self, memory: Grid) -> int:
-        return 0
-
-    def reorder(self, state: int, rows: torch.Tensor, parents: torch.Tensor) -> int:
-        return state
-
-    def step(
-        self, words: torch.Tensor, state: int, memory: Grid
-    ) -> tuple[torch.Tensor, AttentionOutput, int]:
-        logits = torch.full((1, 1, 5), -torch.inf)
-        logits[..., END] = math.log(self.ends[state])
-        logits[..., 4] = math.log(1 - self.ends[state])
-        zero = torch.zeros(1, 1)
-        return logits, AttentionOutput(zero[..., None], zero[..., None], zero, zero), state + 1
-
-
-def test_the_bound_of_a_long_caption_is_that_of_the_longest_one() -> None:
-    """A caption of two tokens has -0.69 / 2. Of four it would have -1.49 / 4, of eight -1.49 / 8."""
-    decoder = Scripted([1e-9, 0.5001, 0.55, 1e-9, 1e-9, 1e-9, 1e-9, 1 - 1e-9])
-    grid = Grid(torch.zeros(1, 1, 1), 1, 1)
-    options = SearchOptions(beam_size=1, max_words=8, length_penalty=1.0, stop="bound")
-    ((best,),) = search(decoder, grid, options)
-    assert len(best.tokens) == 7
-    assert best.score == pytest.approx((math.log(0.4999) + math.log(0.45)) / 8, abs=1e-6)
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])

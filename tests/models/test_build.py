@@ -21,7 +21,6 @@ from captioner.config import (
     PreprocessConfig,
 )
 from captioner.data.batch import pack_by_step
-from captioner.data.transforms import image_transform
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
@@ -135,49 +134,23 @@ FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "accepted"),
+    ("changes", "accepted"),
     [
-        ({"attention__heads": 0}, "attention.heads", "whole number from 1 up"),
-        ({"attention__heads": 3}, "attention.heads", "a divisor of 8"),  # of D
-        ({"attention__heads": 4}, "attention.heads", "a divisor of 6"),  # of attention.dim
-        (
-            {"attention__heads": 2, "attention__score": "general"},
-            "attention.heads",
-            "a divisor of 7",  # of hidden_dim
-        ),
-        ({"decoder__kind": "transformer", "decoder__heads": 2}, "decoder.heads", "a divisor of 7"),
-        (
-            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 3},
-            "encoder.self_attention_heads",
-            "a divisor of 8",
-        ),
-        (
-            {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 1,
-             "encoder__project_dim": 6},
-            "encoder.project_dim",
-            "a multiple of 4",
-        ),
-        ({"attention__radius": 0.2}, "attention.radius", "0.5"),
-        ({"attention__temperature": 0.0}, "attention.temperature", "a number above 0"),
-        ({"attention__semi_sampling": 1.5}, "attention.semi_sampling", "from 0 to 1"),
-        (
-            {"decoder__kind": "transformer", "decoder__positions": "learned",
-             "decoder__max_positions": 20},
-            "decoder.max_positions",
-            "use 30 or more",
-        ),
-        (
-            {"decoder__tie_embeddings": True, "decoder__output": "plain"},
-            "decoder.tie_embeddings",
-            "decoder.output: deep",
-        ),
+        ({"attention__heads": 3}, "a divisor of 8"),  # of D
+        ({"attention__heads": 4}, "a divisor of 6"),  # of attention.dim
+        ({"attention__heads": 2, "attention__score": "general"}, "a divisor of 7"),  # of hidden_dim
+        ({"decoder__heads": 2, "decoder__kind": "transformer"}, "a divisor of 7"),
+        ({"encoder__self_attention_heads": 3, "encoder__self_attention_layers": 1}, "of 8"),
+        ({"attention__temperature": 0.0}, "a number above 0"),
+        ({"decoder__tie_embeddings": True, "decoder__output": "plain"}, "decoder.output: deep"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_unusable_settings_are_refused_with_their_key_and_the_accepted_values(
-    changes: dict[str, Any], key: str, accepted: str
+    changes: dict[str, Any], accepted: str
 ) -> None:
     small_model(**FAMILY)
+    key = next(iter(changes)).replace("__", ".")
     with pytest.raises(ConfigError) as caught:
         small_model(**{**FAMILY, **changes})
     message = str(caught.value)
@@ -261,11 +234,3 @@ def test_resolved_settings_take_from_the_backbone_only_those_not_given() -> None
         preprocess__interpolation="bicubic",
     )
     assert resolved(given, model) == given
-
-
-@pytest.mark.parametrize("missing", ["mean", "std", "interpolation"])
-def test_a_transform_needs_resolved_settings(missing: str) -> None:
-    whole = PreprocessConfig(interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
-    image_transform(whole)
-    with pytest.raises(ConfigError, match=r"^preprocess: "):
-        image_transform(replace(whole, **{missing: None}))

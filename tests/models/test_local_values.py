@@ -134,15 +134,3 @@ def test_attention_at_random_weighs_all_cells_of_the_window_alike(kind: str, win
     expected = inside / inside.sum(-1, keepdim=True)
     torch.testing.assert_close(maps, expected.to(maps.dtype))
     assert bool(inside.all()) == (window == "global")
-
-
-@torch.no_grad()
-def test_hard_attention_at_random_draws_every_cell_in_turn() -> None:
-    decoder = random_decoder("lstm", select="hard", semi_sampling=0.0).train()
-    grid = replace(random_grid(), at_random=True)
-    index = torch.zeros(3000, dtype=torch.long)
-    torch.manual_seed(0)
-    memory = decoder.prepare(grid).select(index)
-    output = decoder(memory, torch.full((3000, 1), START), torch.ones(3000, dtype=torch.long))
-    counts = torch.bincount(output.cells.flatten(), minlength=L)
-    assert (counts - 500).abs().max() < 5 * 500**0.5  # five standard deviations

@@ -81,15 +81,3 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     found = list(prefetch(read, range(12), GPU))
     assert [item for item, _ in found] == list(range(12))
     assert len({name for _, name in found}) == 3
-
-
-@pytest.mark.parametrize(("device", "cores"), [(CPU, 64), (GPU, 1)])
-def test_without_a_gpu_or_cores_to_spare_an_item_is_read_when_asked_for(
-    device: torch.device, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passes, "usable_cores", lambda: cores)
-    begun: list[threading.Thread] = []
-    results = prefetch(lambda _: begun.append(threading.current_thread()), range(5), device)
-    next(results)
-    next(results)
-    assert begun == [threading.current_thread()] * 2

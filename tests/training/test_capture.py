@@ -42,11 +42,6 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos")
-
-
 def ready(table: Path, changed: dict[str, object]) -> Setup:
     recipe = tiny.recipe(table, table / "run", **{**tiny.NO_DROPOUT, **changed})
     setup = prepare(recipe, CPU)
@@ -230,15 +225,11 @@ def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
         ({**HARD, "hard__baseline": "moving_average"}, "cuda", 2, "moving average"),
         ({"self_critical__samples": 2}, "cuda", 1, "self-critical"),
         ({"optim__name": "rmsprop"}, "cuda", 1, "rmsprop"),
-        (
-            {"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"},
-            "cuda",
-            1,
-            "batch norm",
-        ),
+        ({"encoder__trainable_from": "layer4", "encoder__batch_norm": "train"}, "cuda", 1,
+         "batch norm"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_cannot_be_recorded_is_computed_kernel_by_kernel_and_said(
     changed: dict[str, object],
     device: str,

@@ -12,18 +12,13 @@ import torch
 
 from captioner.checkpoint import load_model, save_model
 from captioner.config import Config
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import ConfigError
 from captioner.training import train
 from captioner.training.distillation import Teachers, TeacherTargets
 from captioner.training.reinforce import repeat_captions
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +140,3 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
         prepare(recipe(table, tmp_path / "run", (str(tmp_path / "larger"),)), CPU)
     with pytest.raises(ConfigError, match="another vocabulary"):
         prepare(recipe(table, tmp_path / "run", teachers, data__min_count=6), CPU)
-    cached = {"data__cache": str(tmp_path / "cache")}  # of the student's own frozen stages
-    with pytest.raises(ConfigError, match="another frozen encoder"):
-        prepare(recipe(table, tmp_path / "run", teachers, **cached), CPU, Path(teachers[0]))
-    assert not (tmp_path / "cache").exists(), "said before it is made"
-    save_model(tmp_path / "half", model, config, vocabulary, card="#", dtype=torch.float16)
-    prepare(
-        recipe(table, tmp_path / "run", (str(tmp_path / "half"),), **cached), CPU, Path(teachers[0])
-    )
-    with pytest.raises(CheckpointError, match="no model 'nobody'"):
-        prepare(recipe(table, tmp_path / "run", ("nobody",)), CPU)

@@ -55,11 +55,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -90,15 +85,6 @@ def finish(running: list[Running]) -> list[ProgramResult]:
     results = [each.wait() for each in running]
     assert {result.code for result in results} == {0}, results
     return results
-
-
-def losses(run: Path, kind: str = "train") -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k not in ("data_wait", "step_s", "kind")}
-        for line in lines
-        if line["kind"] == kind
-    ]
 
 
 def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
@@ -132,11 +118,11 @@ def run_of(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFac
 )
 def test_two_processes_have_the_losses_and_weights_of_one(run_of: RunOf, name: str) -> None:
     one, two = (run_of(name, count) for count in (1, 2))
-    assert len(losses(one)) >= 3
-    for ours, theirs in zip(losses(one), losses(two), strict=True):
-        assert theirs == pytest.approx(ours, rel=1e-9, abs=1e-12), name
-    for ours, theirs in zip(losses(one, "validation"), losses(two, "validation"), strict=True):
-        assert theirs == pytest.approx(ours, rel=1e-5)
+    assert len(tiny.log_entries(one, "train")) >= 3
+    for kind, rel in (("train", 1e-9), ("validation", 1e-5)):
+        of_both = (tiny.log_entries(run, kind) for run in (one, two))
+        for ours, theirs in zip(*of_both, strict=True):
+            assert theirs == pytest.approx(ours, rel=rel, abs=1e-12), name
     first, second = (load_model(run / "last")[0].state_dict() for run in (one, two))
     for key, value in first.items():  # model folders hold float32
         torch.testing.assert_close(second[key], value, rtol=1e-6, atol=1e-8, msg=key)
@@ -172,7 +158,9 @@ def test_a_run_goes_on_with_another_number_of_processes(
     finish(start(programs, counts[0], parts, {**changes, "train__epochs": 1}, table))
     finish(start(programs, counts[1], parts, {**changes, "resume": True}, table))
     # A checkpoint keeps the weights in float32.
-    for ours, theirs in zip(losses(whole), losses(parts), strict=True):
+    for ours, theirs in zip(
+        tiny.log_entries(whole, "train"), tiny.log_entries(parts, "train"), strict=True
+    ):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-7)
 
 
@@ -257,7 +245,7 @@ def whole(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFact
 
 def assert_same(run: Path, whole: Path) -> None:
     """Losses and weights are those of the other run, bit for bit."""
-    assert losses(run) == losses(whole)
+    assert tiny.log_entries(run, "train") == tiny.log_entries(whole, "train")
     for folder in ("last", "best"):
         ours, theirs = ((r / folder / "model.safetensors").read_bytes() for r in (run, whole))
         assert ours == theirs, folder
@@ -276,8 +264,8 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
         time.sleep(0.02)
     results = [each.wait() for each in running]
     assert [result.code for result in results] == [130, 130], results
-    done = len(losses(tmp_path / "run"))
-    assert 4 < done < len(losses(whole))
+    done = len(tiny.log_entries(tmp_path / "run", "train"))
+    assert 4 < done < len(tiny.log_entries(whole, "train"))
     resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
     assert not any("Traceback" in result.stderr for result in [*results, *resumed])
     assert_same(tmp_path / "run", whole)

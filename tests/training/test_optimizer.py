@@ -227,16 +227,3 @@ def test_updates_are_those_of_the_equations(
                     decay=decay,
                 )
                 assert weight[i].item() == pytest.approx(expected[-1], rel=1e-12)
-
-
-def test_it_differs_from_the_centred_one_of_pytorch_which_adds_eps_outside_the_root() -> None:
-    steps = []
-    for kind in (GravesRMSprop, torch.optim.RMSprop):
-        weight = nn.Parameter(torch.zeros(1))
-        options = {"centered": True} if kind is torch.optim.RMSprop else {}
-        optimizer = kind([weight], lr=1e-4, alpha=0.95, momentum=0.9, eps=1e-4, **options)
-        weight.grad = torch.full((1,), 1e-4)
-        optimizer.step()
-        steps.append(-weight.item())
-    assert steps[0] == pytest.approx(1e-6, rel=1e-3)
-    assert steps[1] > 50 * steps[0]

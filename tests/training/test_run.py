@@ -69,17 +69,10 @@ def test_a_run_goes_on_with_its_data_wherever_they_lie(
     assert load_training_state(begun / "last")["epoch"] == 2
 
 
-@pytest.mark.parametrize("change", ["a photo more", "another caption"])
-def test_a_run_does_not_go_on_with_other_data(
-    change: str, begun: Path, table: Path, tmp_path: Path
-) -> None:
+def test_a_run_does_not_go_on_with_other_data(begun: Path, table: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(table, tmp_path / "other"))
-    if change == "a photo more":
-        shutil.rmtree(other)
-        tiny.draw_table(other, train=7)
-    else:
-        captions = other / "captions.csv"
-        captions.write_text(captions.read_text().replace("field", "red field", 1))
+    captions = other / "captions.csv"
+    captions.write_text(captions.read_text().replace("field", "red field", 1))
     with pytest.raises(CheckpointError, match="began with other .*training captions") as caught:
         train(tiny.recipe(other, begun, train__epochs=2), resume=True)
     assert str(begun / "last") in str(caught.value)
@@ -112,14 +105,6 @@ def lose(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def log_of(run: Path) -> list[dict[str, Any]]:
-    timed = ("data_wait", "step_s")
-    return [
-        {key: value for key, value in json.loads(line).items() if key not in timed}
-        for line in (run / "metrics.jsonl").read_text().splitlines()
-    ]
-
-
 @pytest.mark.parametrize("damage", [cut_weights, lose])
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     damage: Callable[[Path], None],
@@ -136,24 +121,12 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     (warning,) = [line for line in error.splitlines() if "going on from" in line]
     assert warning.startswith(str(ended / "last"))
     assert str(ended / "previous") in warning
-    assert log_of(ended) == log_of(long)
+    assert tiny.log_entries(ended) == tiny.log_entries(long)
     verify(ended / "previous", needs_state=True)
     for name in ("last", "best"):
         verify(ended / name)
         weights = (ended / name / "model.safetensors").read_bytes()
         assert weights == (long / name / "model.safetensors").read_bytes(), name
-
-
-def test_where_both_checkpoints_are_damaged_one_sentence_names_both(
-    ended: Path, table: Path
-) -> None:
-    for name in ("last", "previous"):
-        cut_weights(ended / name)
-    with pytest.raises(CheckpointError, match="neither last nor previous") as caught:
-        train(tiny.recipe(table, ended, **LONG), resume=True)
-    for name in ("last", "previous"):
-        assert f"{ended / name / 'model.safetensors'}: damaged" in str(caught.value)
-    assert (ended / "last").exists()
 
 
 # ------------------------------------------------------------------------- outside of the steps

@@ -15,15 +15,9 @@ from captioner.data.transforms import open_image
 from captioner.errors import DataError
 from captioner.models.build import build_model
 from captioner.training import train
-from captioner.training.pretrained import load_pretrained
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +101,6 @@ def test_the_cache_holds_features_of_the_weights_started_from(
     torch.testing.assert_close(
         started.validation_cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3
     )
-
-
-def test_the_digest_is_the_same_in_half_precision(tmp_path: Path) -> None:
-    model, config, vocabulary = tiny.model()
-    save_model(tmp_path / "half", model, config, vocabulary, card="#", dtype=torch.float16)
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        model.decoder.vocabulary.bias += 1.0
-    report = load_pretrained(model, vocabulary, tmp_path / "half")
-    assert report.sentences() == []
-    for name, value in model.state_dict().items():
-        if name == "decoder.vocabulary.bias":
-            assert torch.equal(value, expected[name].half().float())
-        else:
-            assert torch.equal(value, expected[name]), name
 
 
 def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(

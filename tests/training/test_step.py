@@ -17,11 +17,6 @@ from captioner.training.step import StepOutput, training_step
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
-
-
 @pytest.fixture
 def setup(table: Path, tmp_path: Path) -> Setup:
     return prepare(tiny.recipe(table, tmp_path / "run", attention__select="hard"), CPU)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,28 +54,6 @@ def gradients(task: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return {
         n.removeprefix("module."): p.grad for n, p in task.named_parameters() if p.requires_grad
     }
-
-
-def test_the_training_state_goes_through_a_file_and_back(folder: Path) -> None:
-    setup = ready(folder, AVERAGE)
-    task, batch = setup.task.train(), first_batch(setup)
-    optimizer = build_optimizer(task, setup.config.optim)
-    task(batch).loss.backward()
-    optimizer.step()
-    file = io.BytesIO()
-    torch.save(task.training_state(), file)
-    file.seek(0)
-    read = torch.load(file, weights_only=True)
-    assert read.keys() == {"reinforce.baseline.average", "reinforce.baseline.batches"}
-    other = ready(folder, AVERAGE).task.train()
-    assert not torch.equal(read["reinforce.baseline.average"], other.reinforce.baseline.average)
-    other.load_training_state(read)
-    other.model.load_state_dict(task.model.state_dict())
-    results = []
-    for each in (task, other):
-        torch.manual_seed(5)
-        results.append(float(each(batch).loss.detach()))
-    assert results[0] == results[1], "with the model's weights it is the same task"
 
 
 # --- several processes ----------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -20,11 +19,6 @@ from captioner.training import cross_entropy, train
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
 from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
-
-
-@pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
 
 
 @pytest.fixture
@@ -50,16 +44,6 @@ def weights(run: Path, folder: str = "last") -> bytes:
     return (run / folder / "model.safetensors").read_bytes()
 
 
-def entries(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl, without the share of time spent waiting."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("data_wait", "step_s")} for line in lines]
-
-
-def steps(run: Path, kind: str = "train") -> list[dict[str, Any]]:
-    return [entry for entry in entries(run) if entry["kind"] == kind]
-
-
 @pytest.fixture(scope="session")
 def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupted: two epochs of seven batches, four steps each."""
@@ -69,9 +53,9 @@ def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_step_and_validation_is_logged(whole: Path) -> None:
-    assert [entry["step"] for entry in steps(whole)] == list(range(1, 9))
-    assert [entry["epoch"] for entry in steps(whole)] == [0] * 4 + [1] * 4
-    assert [entry["step"] for entry in steps(whole, "validation")] == [4, 8]
+    logged = [(entry["step"], entry["epoch"]) for entry in tiny.log_entries(whole, "train")]
+    assert logged == [(step, step > 4) for step in range(1, 9)]
+    assert [entry["step"] for entry in tiny.log_entries(whole, "validation")] == [4, 8]
     assert load_training_state(whole / "last")["batch"] == 0
     assert load_training_state(whole / "last")["epoch"] == 2
 
@@ -98,25 +82,8 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     train_until(monkeypatch, name, call, error, tiny.recipe(table, run))
     torch.manual_seed(99)
     train(tiny.recipe(table, run), resume=(run / "last").exists())
-    assert entries(run) == entries(whole)
+    assert tiny.log_entries(run) == tiny.log_entries(whole)
     assert weights(run) == weights(whole)
-    assert weights(run, "best") == weights(whole, "best")
-
-
-def test_a_run_killed_between_its_first_best_and_last_can_be_resumed(
-    whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    train_until(
-        monkeypatch,
-        "save_model",
-        3,
-        Interrupted,
-        tiny.recipe(table, run, train__checkpoint_every=0),
-    )
-    assert (run / "best").exists()
-    train(tiny.recipe(table, run, train__checkpoint_every=0), resume=True)
-    assert entries(run) == entries(whole)
     assert weights(run, "best") == weights(whole, "best")
 
 
@@ -135,12 +102,12 @@ def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
         patched.setattr(RunLog, "write", killed)
         with pytest.raises(Interrupted):
             train(tiny.recipe(table, run))
-    assert not steps(run, "validation")
+    assert not tiny.log_entries(run, "validation")
     for _ in range(2):  # resumed again when it has ended, it writes nothing twice
         train(tiny.recipe(table, run), resume=True)
-        assert entries(run) == entries(whole)
+        assert tiny.log_entries(run) == tiny.log_entries(whole)
         assert weights(run) == weights(whole)
-    validated = steps(run, "validation")
+    validated = tiny.log_entries(run, "validation")
     assert [(e["epoch"], e["step"]) for e in validated] == [(0, 4), (1, 8)]
 
 
@@ -151,7 +118,7 @@ def test_a_finished_run_resumed_ends_at_once(
     shutil.copytree(whole, run)
     assert train(tiny.recipe(tmp_path / "no data", run), resume=True) == run / "best"
     assert "this run has ended after epoch 2" in capsys.readouterr().err
-    assert entries(run) == entries(whole)
+    assert tiny.log_entries(run) == tiny.log_entries(whole)
     assert weights(run) == weights(whole)
 
 
@@ -175,34 +142,8 @@ def test_other_recipes_resume_exactly_too(
         monkeypatch, "learning_rate_factor", 6, Interrupted, tiny.recipe(table, runs[1], **changed)
     )
     train(tiny.recipe(table, runs[1], **changed), resume=True)
-    assert entries(runs[1]) == entries(runs[0])
+    assert tiny.log_entries(runs[1]) == tiny.log_entries(runs[0])
     assert weights(runs[1]) == weights(runs[0])
-
-
-def test_the_log_has_the_models_rate_and_the_root_of_the_mean_square_advantage(
-    table: Path, tmp_path: Path
-) -> None:
-    """Seven batches make four steps of two."""
-    recipe = tiny.recipe(
-        table,
-        tmp_path / "run",
-        attention__select="hard",
-        optim__lr=1e-4,
-        optim__schedule="cosine",
-        optim__warmup_steps=0,
-        train__epochs=1,
-    )
-    setup = prepare(recipe, torch.device("cpu"))
-    advantages: list[float] = []
-    setup.task.register_forward_hook(
-        lambda task, given, output: advantages.append(output.metrics["advantage"].item())
-    )
-    Trainer(setup, tmp_path / "run", torch.device("cpu")).fit()
-    logged = steps(tmp_path / "run")
-    rates = [0.5e-4 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
-    assert [entry["learning_rate"] for entry in logged] == pytest.approx(rates)
-    of_steps = [math.sqrt(advantages[last]) for last in (1, 3, 5, 6)]
-    assert [entry["advantage"] for entry in logged] == pytest.approx(of_steps, rel=1e-5)
 
 
 # --------------------------------------------------------------------------- changes when resuming
@@ -221,7 +162,7 @@ def test_a_changed_learning_rate_takes_effect_and_is_reported(
     capsys.readouterr()
     train(tiny.recipe(table, run, optim__lr=1e-4, **constant), resume=True)
     assert f"optim.lr: changed since {run} began" in capsys.readouterr().err
-    rates = {entry["step"]: entry["learning_rate"] for entry in steps(run)}
+    rates = {entry["step"]: entry["learning_rate"] for entry in tiny.log_entries(run, "train")}
     assert rates[1] == pytest.approx(1e-3)
     assert rates[8] == pytest.approx(1e-4)
 
@@ -244,20 +185,6 @@ def test_there_is_nothing_to_resume_before_the_first_checkpoint(
     train_until(monkeypatch, "caption_losses", 1, Interrupted, tiny.recipe(table, tmp_path / "run"))
     with pytest.raises(CaptionerError, match="there is no run to resume"):
         train(tiny.recipe(table, tmp_path / "run"), resume=True)
-
-
-def test_an_interrupt_leaves_a_checkpoint_even_with_none_in_mid_epoch(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    train_until(
-        monkeypatch,
-        "validate",
-        1,
-        KeyboardInterrupt,
-        tiny.recipe(table, run, train__checkpoint_every=0),
-    )
-    assert load_training_state(run / "last")["step"] == 4
 
 
 # ------------------------------------------------------------------------------------ single promises
@@ -312,25 +239,6 @@ def not_finite(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
     monkeypatch.setattr(cross_entropy, "caption_losses", losses)
 
 
-def test_one_step_whose_gradient_is_not_finite_costs_that_step_alone(
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    made = trainer(table, tmp_path / "run", optim__accumulate=1)
-    not_finite(monkeypatch, 3)
-    made.fit()
-    reported = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]
-    assert len(reported) == 1
-    assert reported[0].startswith("step 3: ")
-    assert made.step == 7
-    assert made.skipped_steps == 0, "the next step ended the row"
-    assert all(torch.isfinite(p).all() for p in made.task.parameters())
-    norms = [entry["gradient_norm"] for entry in steps(tmp_path / "run")]
-    assert [norm is None for norm in norms] == [step == 3 for step in range(1, 8)]
-
-
 def test_many_steps_in_a_row_that_are_not_finite_stop_the_run(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,24 +253,10 @@ def test_many_steps_in_a_row_that_are_not_finite_stop_the_run(
     assert all(torch.isfinite(p).all() for p in made.task.parameters())
 
 
-def test_frozen_weights_do_not_change_and_fine_tuned_ones_do(table: Path, tmp_path: Path) -> None:
-    made = trainer(
-        table, tmp_path / "run", encoder__trainable_from="layer4", optim__encoder_lr=1e-2
-    )
-    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
-    statistics = {name: b.clone() for name, b in made.model.named_buffers()}
-    made.fit()
-    changed = {n for n, p in made.model.named_parameters() if not torch.equal(p, before[n])}
-    backbone = {name for name in changed if name.startswith("encoder.backbone")}
-    assert backbone
-    assert all("layer4" in name for name in backbone)
-    assert {n for n in before if not n.startswith("encoder.backbone")} <= changed
-    for name, value in made.model.named_buffers():
-        assert torch.equal(value, statistics[name]), f"{name}: frozen by default"
-
-
 def test_the_best_model_is_of_the_epoch_with_the_best_metric(whole: Path) -> None:
-    figures = {entry["epoch"] + 1: entry["CIDEr"] for entry in steps(whole, "validation")}
+    figures = {
+        entry["epoch"] + 1: entry["CIDEr"] for entry in tiny.log_entries(whole, "validation")
+    }
     best = max(figures, key=lambda epoch: (figures[epoch], -epoch))
     card = (whole / "best" / "README.md").read_text()
     assert f"epoch {best}," in card
@@ -380,16 +274,7 @@ def test_an_unreadable_training_photo_is_named_once_and_left_out(
     train(tiny.recipe(broken_table, tmp_path / "run"))
     said = capsys.readouterr().err
     assert said.count(str(broken_table / "04.jpg")) == 1
-    assert len(steps(tmp_path / "run")) == 8
-
-
-def test_without_a_readable_training_photo_there_is_one_sentence(
-    broken_table: Path, tmp_path: Path
-) -> None:
-    for number in range(13):
-        (broken_table / f"{number:02d}.jpg").write_bytes(b"damaged")
-    with pytest.raises(CaptionerError, match="can be read"):
-        train(tiny.recipe(broken_table, tmp_path / "run"))
+    assert len(tiny.log_entries(tmp_path / "run", "train")) == 8
 
 
 # ---------------------------------------------------------------------------------- the run folder
@@ -405,33 +290,3 @@ def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> Non
 
 
 # ------------------------------------------------------------------------------------ on a device
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"encoder__trainable_from": "layer4", "encoder__self_attention_layers": 1},
-        {"decoder__kind": "luong", "attention__window": "local_p"},
-        {"decoder__kind": "top_down", "attention__window": "local_m"},
-        {"decoder__kind": "mean"},
-        {"decoder__kind": "transformer", "attention__window": "local_m"},
-        {"attention__select": "hard"},
-        {"attention__select": "hard", "hard__baseline": "moving_average"},
-    ],
-    ids=str,
-)
-def test_a_step_asks_the_device_for_no_number(
-    table: Path, tmp_path: Path, changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A number asked of a GPU waits for all that is queued there; a meta tensor has none to give."""
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # it knows no such device
-    recipe = tiny.recipe(table, tmp_path / "run", **changed)
-    setup = prepare(recipe, torch.device("cpu"))
-    device = torch.device("meta")
-    batch = setup.dataset[(0, range(4))].to(device)
-    output = setup.task.to(device)(batch)
-    output.loss.backward()
-    assert output.loss.device == device
-    assert {value.device for value in output.metrics.values()} == {device}
-    assert setup.task.model.decoder.embedding.weight.grad.device == device

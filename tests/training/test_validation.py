@@ -17,7 +17,6 @@ from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.layouts import read_split
 from captioner.data.transforms import image_transform
-from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.training import validation
 from captioner.training.validation import Validation, validate
@@ -161,16 +160,3 @@ def test_several_sources_have_figures_each_and_their_mean_decides(
     together = evaluate(captioner, photos)
     for name in ("distinct_captions", "words", "attention_entropy"):
         assert found.figures[name] == pytest.approx(together.figures[name])
-
-
-def test_a_source_of_which_nothing_can_be_read_is_left_out_unless_it_decides(
-    captioner: Captioner, photos: list[CaptionedImage]
-) -> None:
-    sources = {"first": photos[:4], "second": photos[4:]}
-    for photo in photos[:4]:
-        photo.path.write_bytes(b"damaged")
-    found = evaluate(captioner, photos, sources=sources).figures
-    assert found["ROUGE_L"] == found["second/ROUGE_L"]
-    assert "first/ROUGE_L" not in found
-    with pytest.raises(ImageError, match="first"):
-        evaluate(captioner, photos, sources=sources, decisive_source="first")

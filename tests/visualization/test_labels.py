@@ -16,16 +16,14 @@ from captioner.visualization.labels import (
     caption_note,
     draw_legend,
     draw_word_label,
-    sign_key,
 )
 from captioner.visualization.overlay import PixelPage
 from captioner.visualization.style import (
     LEGEND_PHOTO,
-    LINE_COLOUR,
     OverlayStyle,
     colour_table,
 )
-from captioner.visualization.typography import WARNING, font
+from captioner.visualization.typography import WARNING
 
 
 @pytest.fixture
@@ -105,17 +103,6 @@ def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_capti
     assert caption_note(make_caption((90, 70), [])) == ("", False)
 
 
-def test_the_key_of_hard_attention_is_true_of_every_style_and_fits_a_narrow_sheet(make_caption):
-    caption = make_caption((400, 300), ["a", "dog"], hard=True)
-    caption = replace(caption, paths=np.zeros((100, 2), dtype=np.int64))
-    meanings = dict(sign_key([caption]))
-    assert {"□", "○●"} < meanings.keys()
-    assert "4 of 100" in meanings["○●"]
-    for meaning in meanings.values():
-        assert "light" not in meaning, "the style colour has none"
-        assert font(20).getlength(meaning) <= 34 * 20, meaning
-
-
 @pytest.mark.parametrize("width", [150, 400])
 def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(width):
     page = PixelPage(500, 120)
@@ -130,12 +117,3 @@ def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place(width):
     grey = 0.299 * LEGEND_PHOTO[0] + 0.587 * LEGEND_PHOTO[1] + 0.114 * LEGEND_PHOTO[2]
     for place, level in ((0, 0), (-1, 255), (width // 2, 128)):
         np.testing.assert_allclose(row[place], 0.35 * grey + 0.65 * table[level], atol=4)
-
-
-def test_the_legend_of_focus_shows_its_lines_and_the_greying():
-    ramp = np.asarray(OverlayStyle(threshold=3).ramp(400, 20), dtype=int)[10]
-    amber = (ramp == ImageColor.getrgb(LINE_COLOUR)).all(axis=1)
-    begins = np.flatnonzero(np.diff(amber.astype(int), prepend=0) == 1)
-    np.testing.assert_allclose(begins, 399 * np.array([0.6, 0.8]), atol=4)  # 4 and 8
-    assert np.ptp(ramp[0]) == 0, "grey"
-    assert np.ptp(ramp[-1]) > 100, "coloured"

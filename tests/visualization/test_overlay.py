@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor, ImageDraw
 
-from captioner.errors import ConfigError, ImageError
+from captioner.errors import ImageError
 from captioner.types import Geometry
 from captioner.visualization.heat import attention_heat
 from captioner.visualization.overlay import (
@@ -17,14 +15,12 @@ from captioner.visualization.overlay import (
     draw_marks,
     overlay,
     resize_captioned,
-    word_overlay,
 )
 from captioner.visualization.style import (
     COLOUR_MAPS,
     LINE_COLOUR,
     PATH_COLOURS,
     STYLES,
-    Layers,
     OverlayStyle,
     colour_table,
 )
@@ -76,21 +72,6 @@ def test_focus_draws_a_line_where_attention_crosses_its_level(level):
     assert 1 <= len(places) <= {2.0: 2, 4.0: 3, 8.0: 4}[level]
     bare = np.asarray(overlay(photo, heat, OverlayStyle(threshold=level * 1.01)))[100].astype(int)
     assert not (np.abs(bare - ImageColor.getrgb(LINE_COLOUR)).sum(axis=1) < 250).any()
-
-
-def test_cells_have_the_lines_of_smooth_attention(make_caption):
-    maps = np.full((1, 7, 9), 0.9 / 62)
-    maps[0, 3, 4] = 0.1  # 6.3 times uniform: lines at 2 and 4
-    caption = make_caption((900, 700), ["dog"], maps=maps, hard=False)
-    amber = [
-        (
-            np.asarray(word_overlay(Layers(Image.new("RGB", (900, 700)), style), caption, 0))
-            == ImageColor.getrgb(LINE_COLOUR)
-        ).all(axis=2)
-        for style in (OverlayStyle(smooth=False), OverlayStyle())
-    ]
-    assert amber[0].any()
-    np.testing.assert_array_equal(*amber)
 
 
 @pytest.mark.parametrize("name", COLOUR_MAPS)
@@ -146,17 +127,6 @@ def test_flat_attention_is_one_tint_without_lines():
     heat = attention_heat(np.full((14, 14), 1 / 196), geometry, width_px=97, height_px=61)
     for kind in STYLES:
         assert len(overlay(photo, heat, kind).getcolors()) == 1, kind
-
-
-def test_unusable_settings_are_named():
-    with pytest.raises(ConfigError, match="colour_map: jet is not .*viridis or cividis"):
-        OverlayStyle(colour_map="jet")
-    with pytest.raises(
-        ConfigError, match="kind: fog is not .*focus, light, colour, contour or mask"
-    ):
-        OverlayStyle.of("fog")
-    with pytest.raises(ConfigError, match="opacity"):
-        OverlayStyle(opacity=1.1)
 
 
 def test_a_photo_of_any_mode_becomes_rgb_and_one_not_turned_upright_is_refused():
@@ -224,27 +194,3 @@ def test_a_sampled_path_is_one_line_from_a_ring_to_a_dot(make_caption):
     four = replace(caption, paths=np.array([[0, 9, 18]] * 9))
     seen = marked(four, 2)
     assert all((seen == ImageColor.getrgb(each)).all(axis=2).any() for each in PATH_COLOURS)
-
-
-@pytest.mark.parametrize("size", [(3000, 200), (200, 3000)])
-def test_marks_of_an_elongated_photo_do_not_fill_its_cells(make_caption, size):
-    maps = np.zeros((1, 14, 14))
-    maps[0, 7, 6] = 1
-    caption = make_caption(size, ["dog"], maps=maps, rows=14, columns=14, hard=True)
-    x0, y0, x1, y1 = (round(side) for side in caption.geometry.cell_box_px(7, 6, 14, 14))
-    cell = marked(caption, 0, size)[y0:y1, x0:x1]
-    assert 0.01 < (cell == 255).all(axis=2).mean() < 0.6
-
-
-def test_drawing_never_imports_pyplot():
-    # pyplot takes a second to start, and asks for a screen.
-    program = (
-        "import sys; import captioner.visualization as r; from PIL import Image; import numpy as np;"
-        "from captioner.types import Caption, Geometry;"
-        "caption = Caption(['dog'], np.full((1, 2, 2), 0.25), np.ones(1), np.zeros(1),"
-        "                  Geometry(9, 9, 0, 0, 9, 9), image=Image.new('RGB', (9, 9)));"
-        "r.attention_sheet(caption.image, caption); caption.figure(); r.alignment_matrix(caption);"
-        "assert 'matplotlib' in sys.modules;"
-        "assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

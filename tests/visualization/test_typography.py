@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from captioner.visualization.overlay import PixelPage
-from captioner.visualization.typography import fit, font, one_line, shorten, wrap
+from captioner.visualization.typography import fit, font, one_line, wrap
 
 LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
 
@@ -16,16 +16,6 @@ LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
 def test_line_breaks_and_control_characters_are_taken_out():
     assert one_line(" a\tdog\r\n\x00runs\u2028fast ") == "a dog runs fast"
     assert one_line("l'été 東京") == "l'été 東京"
-
-
-@pytest.mark.parametrize("width", [30, 90, 200])
-def test_shortened_text_fits_and_wastes_no_room(width):
-    face = font(20)
-    short = shorten(LONG, face, width)
-    assert short.endswith("…")
-    assert LONG.startswith(short[:-1])
-    assert face.getlength(short) <= width
-    assert face.getlength(LONG[: len(short)] + "…") > width
 
 
 def test_text_shrinks_before_it_is_cut():
@@ -50,17 +40,6 @@ def test_wrapped_text_keeps_every_word_and_no_line_is_too_wide(width):
     assert all(font(20).getlength(line) <= width for line in lines)
     for line, following in itertools.pairwise(lines):
         assert font(20).getlength(f"{line} {following.split()[0]}") > width
-
-
-def test_wrapped_text_ends_in_an_ellipsis_when_it_is_too_long():
-    lines = wrap("a brown horse " * 30, font(20), 150, max_lines=3)
-    assert len(lines) == 3
-    assert lines[-1].endswith("…")
-    assert not any(line.endswith("…") for line in lines[:-1])
-    for max_lines in (1, 2, 5):
-        lines = wrap(f"{LONG} a {LONG} b {LONG}", font(20), 150, max_lines=max_lines)
-        assert len(lines) <= max_lines
-        assert all(font(20).getlength(line) <= 150 for line in lines)
 
 
 def test_latin_greek_and_arabic_are_in_dejavu_sans() -> None:

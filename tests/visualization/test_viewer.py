@@ -158,17 +158,6 @@ def test_every_style_is_the_same_in_the_browser(open_viewer, make_caption):
         assert np.abs(ours - usual).mean() > 1, settings
 
 
-def test_a_photo_of_another_origin_is_drawn_on(open_viewer, make_caption):
-    caption = make_caption((640, 480), WORDS)
-    page = open_viewer(content(caption) | {"photo": "http://other.test/photo.png"}).page
-    page.evaluate("viewer.show(1)")
-    until(page, "viewer.canvas.dataset.word === '1' && viewer.frame === null")
-    box = page.locator(".cv-stage").bounding_box()
-    stage = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
-    ours = Image.fromarray(by_python(caption, 1).astype(np.uint8)).resize(stage.size)
-    assert np.abs(np.asarray(stage, int) - np.asarray(ours, int)).mean() < 8
-
-
 def test_the_marks_are_where_python_draws_them(open_viewer, make_caption):
     caption = make_caption((640, 480), WORDS, geometry=GEOMETRIES["flip"], hard=True)
     maps = np.full((3, 14 * 14), 0.2 / 195)
@@ -319,10 +308,3 @@ def test_a_phone_shows_it_all_and_a_tap_is_enough(open_viewer, make_caption):
         assert box["width"] >= 44
         assert box["height"] >= 44
     assert watched.complaints == []
-
-
-def test_a_caption_without_words_and_a_missing_photo_are_reported(open_viewer, make_caption):
-    page = open_viewer(content(make_caption((640, 480), []))).page
-    assert "no words" in page.locator(".cv-description").inner_text()
-    page.evaluate("viewer.image.src = 'data:image/png;base64,AAAA'")
-    until(page, "viewer.description.textContent === 'The photo cannot be shown.'")

@@ -168,6 +168,30 @@ def test_steps_are_the_equations_in_a_plain_loop(settings: dict[str, Any], value
             assert beta == pytest.approx(step["beta"], abs=1e-10)
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_teacher_forcing_equals_the_steps_of_each_caption_alone(settings: dict[str, Any]) -> None:
+    decoder, grid, lengths = random_decoder(settings), plain.grid(4, ROWS, COLUMNS, D), [5, 3, 3, 1]
+    tokens = torch.randint(3, V, (4, 5), generator=torch.Generator().manual_seed(2))
+    forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
+    packed = [(row, step) for step in range(5) for row in range(4) if step < lengths[row]]
+    assert forced.logits.shape == (len(packed), V)
+    for row, length in enumerate(lengths):
+        memory = decoder.prepare(grid.select(slice(row, row + 1)))
+        state = decoder.start(memory)
+        for step in range(length):
+            logits, attended, state = decoder.step(tokens[None, None, row, step], state, memory)
+            pairs = [
+                (forced.logits[packed.index((row, step))], logits),
+                (forced.maps[row, step], attended.weights),
+                (forced.entropy[row, step], attended.entropy),
+            ]
+            if forced.beta is not None:
+                pairs.append((forced.beta[row, step], attended.beta))
+            for value, expected in pairs:
+                torch.testing.assert_close(value, expected[0, 0], rtol=1e-10, atol=1e-10)
+    assert (forced.beta is None) == (settings.get("gate", "none") == "none")
+
+
 @pytest.mark.parametrize("kind", STATES)
 def test_reorder_takes_every_part_of_the_state_along(kind: str) -> None:
     decoder = random_decoder({"kind": kind})
@@ -196,3 +220,27 @@ def test_show_and_tell_sees_only_the_mean_of_the_cells() -> None:
     for same in (grid.features[:, [4, 2, 0, 5, 1, 3]], mean):
         torch.testing.assert_close(logits(same), expected, rtol=1e-12, atol=1e-12)
     assert (logits(grid.features + 0.1) - expected).abs().max() > 1e-3
+
+
+def test_fresh_weights_leave_the_forget_gate_open_and_the_recurrence_orthogonal() -> None:
+    sizes: Any = {"feature_dim": D, "vocabulary_size": V}
+    decoder: Any = build_decoder(
+        DecoderConfig(hidden_dim=H, embed_dim=E), AttentionConfig(dim=6), **sizes
+    )
+    assert decoder.word_gates.bias.tolist() == [0.0] * H + [1.0] * H + [0.0] * (2 * H)
+    for gate in range(4):
+        recurrence = decoder.state_gates.weight[gate * H : (gate + 1) * H, :H]
+        torch.testing.assert_close(recurrence @ recurrence.T, torch.eye(H))
+    assert (decoder.embedding.weight[0] == 0).all()
+    assert (decoder.embedding.weight[1:] != 0).any(1).all()
+    assert (decoder.vocabulary.bias == 0).all()
+
+
+def test_deep_output_drops_out_both_the_state_and_the_last_layer_as_the_original_code() -> None:
+    decoder = random_decoder({"kind": "lstm", "dropout": 0.999999}).train()
+    memory = decoder.prepare(plain.grid(1, ROWS, COLUMNS, D))
+    seen: list[torch.Tensor] = []
+    decoder.from_h.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    logits, _, _ = decoder.step(torch.tensor([[4]]), decoder.start(memory), memory)
+    torch.testing.assert_close(logits[0, 0], decoder.vocabulary.bias)
+    assert (seen[0] == 0).all()

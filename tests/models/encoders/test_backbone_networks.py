@@ -94,22 +94,16 @@ def test_resnet50_is_torchvisions_at_every_stage() -> None:
         ("vgg19", None, 224, 352, (512, 14, 22)),
         ("resnet50", None, 224, 224, (2048, 7, 7)),
         ("resnet101", None, 256, 384, (2048, 8, 12)),
-        ("resnet101", "layer3", 224, 224, (1024, 14, 14)),
         ("resnet152", None, 64, 96, (2048, 2, 3)),
-        ("resnet152", "layer2", 224, 224, (512, 28, 28)),
         ("efficientnet_lite2", None, 256, 256, (1280, 8, 8)),
         ("efficientnet_lite2", "blocks.4", 256, 320, (120, 16, 20)),
         ("timm/resnet18", None, 224, 320, (512, 7, 10)),
         # as many cells as the paper
         ("timm/vit_base_patch16_clip_224.openai", None, 224, 224, (768, 14, 14)),
-        ("timm/vit_base_patch32_clip_224", None, 224, 224, (768, 7, 7)),
         ("timm/vit_tiny_patch16_224", None, 224, 352, (192, 14, 22)),
-        ("timm/deit_tiny_distilled_patch16_224", None, 224, 224, (192, 14, 14)),
         ("timm/vit_small_patch14_reg4_dinov2", None, 224, 224, (384, 16, 16)),  # made for 518 px
         ("timm/vit_small_patch16_dinov3", None, 256, 224, (384, 16, 14)),
         ("timm/swin_tiny_patch4_window7_224", None, 256, 320, (768, 8, 10)),
-        ("timm/swinv2_tiny_window8_256", None, 256, 256, (768, 8, 8)),
-        ("timm/resnet50_clip.openai", None, 224, 224, (2048, 7, 7)),
     ],
 )
 def test_grids_have_the_known_shape(
@@ -136,37 +130,3 @@ def test_any_torchvision_network_is_tapped_at_its_last_feature_map() -> None:
     assert ours.channels == 576
     assert ours.names == ["body"]
     torch.testing.assert_close(ours(inputs), theirs.eval().features(inputs))
-
-
-@torch.inference_mode()
-def test_a_torchvision_network_can_be_tapped_at_any_node() -> None:
-    torch.manual_seed(0)
-    ours = build_backbone("resnet18", weights="none", tap="layer2.1.relu_1").eval()
-    theirs = models.resnet18()
-    assert weights_by_own_name(ours).keys() < theirs.state_dict().keys()
-    theirs.load_state_dict(weights_by_own_name(ours), strict=False)
-    inputs = photos(32, 48)
-    assert ours.channels == 128
-    expected = create_feature_extractor(theirs.eval(), ["layer2"])(inputs)["layer2"]
-    torch.testing.assert_close(ours(inputs), expected)
-
-
-def weights_by_own_name(backbone: Backbone) -> dict[str, Tensor]:
-    """Weights of a one-stage backbone by the names that its network gives them."""
-    state = backbone.state_dict()
-    return {name.removeprefix("stages.0.network."): value for name, value in state.items()}
-
-
-@torch.inference_mode()
-def test_any_timm_network_gives_its_last_feature_map() -> None:
-    import timm
-
-    torch.manual_seed(0)
-    ours = build_backbone("timm/resnet18", weights="none").eval()
-    theirs = timm.create_model("resnet18").eval()
-    theirs.load_state_dict(weights_by_own_name(ours), strict=False)
-    inputs = photos(64, 96)
-    expected = theirs.forward_features(inputs)
-    assert ours.channels == 512
-    assert expected.std() > 1e-3
-    torch.testing.assert_close(ours(inputs), expected)

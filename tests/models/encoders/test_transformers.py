@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import timm
-import tiny
 import torch
 from torch import Tensor, nn
 
-from captioner.captioner import Captioner
-from captioner.checkpoint import save_model
 from captioner.config import read_recipe
-from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.build import build_model, grid_cells, resolved
@@ -100,23 +95,3 @@ def test_the_clip_recipe_builds_the_papers_grid() -> None:
         size_px = (recipe.preprocess.height_px, recipe.preprocess.width_px)
         assert grid_cells(model.encoder, *size_px) == 196
     assert resolved(recipe, model).preprocess.mean == (0.48145466, 0.4578275, 0.40821073)
-
-
-def test_a_model_folder_with_a_transformer_writes_the_same_caption_again(tmp_path: Path) -> None:
-    _, config, _ = tiny.model()
-    config = replace(
-        config,
-        encoder=replace(config.encoder, backbone="timm/test_vit3"),
-        preprocess=replace(config.preprocess, height_px=96, width_px=128, mean=None, std=None),
-    )
-    torch.manual_seed(1)
-    vocabulary = Vocabulary(tiny.WORDS)
-    model = build_model(config, len(vocabulary))
-    config = resolved(config, model)
-    photo = tiny.photo(3)[0]
-    before = Captioner(model.eval(), config, vocabulary).caption(photo)
-    save_model(tmp_path / "model", model, config, vocabulary, card="")
-    after = Captioner.from_pretrained(tmp_path / "model", device="cpu").caption(photo)
-    assert after.text == before.text
-    assert after.maps.shape == (len(after.words), 6, 8)
-    torch.testing.assert_close(torch.tensor(after.maps), torch.tensor(before.maps))
