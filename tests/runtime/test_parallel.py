@@ -34,20 +34,6 @@ def test_results_come_in_order_from_two_threads_at_once() -> None:
     assert len({name for _, name in found}) == 2
 
 
-def test_items_are_made_one_ahead_of_the_passes() -> None:
-    made: list[int] = []
-
-    def items() -> Iterator[int]:
-        for item in range(100):
-            made.append(item)
-            yield item
-
-    results = parallel_map(str, items(), CPU)
-    assert next(results) == "0"
-    assert len(made) <= passes.PASSES + 1
-    assert list(results) == [str(item) for item in range(1, 100)]
-
-
 def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
     before = torch.get_num_threads()
     seen = list(parallel_map(lambda _: torch.get_num_threads(), range(3), CPU))

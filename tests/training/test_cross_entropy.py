@@ -85,25 +85,6 @@ def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -
     )
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.9])
-def test_smoothed_cross_entropy_is_torchs_own_and_so_is_its_gradient(
-    label_smoothing: float,
-) -> None:
-    forced, targets, counts = random_batch([5, 3, 3, 1])
-    losses = caption_losses(
-        forced, targets, counts, LossConfig(doubly_stochastic=0.0, label_smoothing=label_smoothing)
-    )
-    expected = functional.cross_entropy(
-        forced.logits, pack_by_step(targets, counts), label_smoothing=label_smoothing
-    )
-    torch.testing.assert_close(losses["total"].double(), expected, rtol=CLOSE, atol=0)
-    assert losses["total"].item() == losses["smoothed"].item()
-    gradients = [
-        torch.autograd.grad(loss, forced.logits)[0] for loss in (losses["total"], expected)
-    ]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
-
-
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     forced, targets, counts = random_batch([6, 5, 4])
     half = replace(forced, logits=forced.logits.detach().bfloat16())
