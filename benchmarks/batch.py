@@ -40,7 +40,7 @@ from benchmarks.timing import descendants, machine
 from captioner import Captioner
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
-from captioner.types import Caption
+from captioner.visualization import Caption
 
 SHARD, BATCH = 100, 50
 

@@ -16,16 +16,15 @@ from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.inputs import ImageInput, as_list, drawable, network_input
 from captioner.data.transforms import image_transform
 from captioner.data.vocabulary import Vocabulary
-from captioner.engines.choice import Engine, EngineName, Precision, open_engine
+from captioner.engines import Engine, EngineName, Precision, open_engine
 from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import CALIBRATOR, Calibrator
 from captioner.log import logger
-from captioner.models.attention.mode import hard_attention_mode
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
-from captioner.types import Geometry, Grid
+from captioner.types import Geometry, Grid, hard_attention_mode
 from captioner.visualization import Caption
 
 if TYPE_CHECKING:
@@ -443,8 +442,10 @@ class Captioner:
     ) -> Caption:
         """Return a hypothesis as a Caption; `words` are given where the vocabulary lacks some."""
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
-        caption = hypothesis.to_caption(words, geometry, height=grid.height, width=grid.width)
-        return replace(caption, text=self.vocabulary.tokenizer.join(words), **more)
+        more["text"] = self.vocabulary.tokenizer.join(words)
+        return Caption.from_hypothesis(
+            hypothesis, words, geometry, (grid.height, grid.width), **more
+        )
 
 
 def read_calibrator(folder: Path) -> Calibrator | None:

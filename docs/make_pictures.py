@@ -18,8 +18,7 @@ from PIL import Image, ImageOps
 
 from captioner import Captioner
 from captioner.data.transforms import open_image
-from captioner.types import Caption
-from captioner.visualization import OverlayStyle, caption_gif
+from captioner.visualization import Caption, OverlayStyle, caption_gif
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.sheet import contact_sheet
 from captioner.visualization.style import STYLES, Layers

@@ -19,7 +19,8 @@ from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, ImageError
-from captioner.types import Caption, Geometry
+from captioner.types import Geometry
+from captioner.visualization import Caption
 
 NUMBERS = range(6)
 

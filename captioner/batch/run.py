@@ -24,12 +24,11 @@ from captioner import __version__
 from captioner.batch.inputs import Shard, is_tar, shards_of
 from captioner.batch.shard import MAX_EXAMPLES, Job, Part, ShardWorker, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
-from captioner.engines.choice import choose_engine
+from captioner.engines import choose_engine
 from captioner.errors import CaptionerError, needs_extra
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
-from captioner.runtime.cores import available_cores
-from captioner.runtime.device import may_have_gpu
+from captioner.runtime.device import available_cores, may_have_gpu
 from captioner.storage import Folder, absolute
 
 Engine = Callable[[Job, Sequence[Shard]], Iterator[Part]]

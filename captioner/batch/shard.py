@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from captioner.batch.inputs import Row, Shard
-from captioner.engines.choice import EngineName, Precision
+from captioner.engines import EngineName, Precision
 from captioner.errors import ImageError
 from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.cli.alt_text import TextWriter
     from captioner.cli.output_folder import OutputFolder
-    from captioner.types import Caption
+    from captioner.visualization import Caption
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
 _Models: TypeAlias = "list[tuple[str, Captioner]]"  # by name

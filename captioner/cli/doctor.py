@@ -13,8 +13,7 @@ import captioner
 from captioner.cli import OF_TRAINING, parsing, run_command, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
-from captioner.runtime.cores import available_cores
-from captioner.runtime.device import torch_is_installed
+from captioner.runtime.device import available_cores, torch_is_installed
 
 OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a line
 # What pip installs, the modules that it brings, and what needs them.

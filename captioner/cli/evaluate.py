@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.evaluate import Evaluation
     from captioner.evaluation.objects import Objects
-    from captioner.types import Caption
+    from captioner.visualization import Caption
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
@@ -255,7 +255,7 @@ def _report(
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     from captioner.data.transforms import open_image
     from captioner.evaluation.tables import cell_text, result_tables
-    from captioner.visualization import ReportedImage, report_page
+    from captioner.visualization.page import ReportedImage, report_page
 
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
     captioned = [image for image in images if image.image_id in captions]

@@ -14,7 +14,7 @@ from captioner.log import printable
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.types import Caption
+    from captioner.visualization import Caption
 
 KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
 COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
@@ -162,7 +162,7 @@ def check_attention_options(arguments: argparse.Namespace, models: Sequence[Capt
     Raises:
         CaptionerError: There is no such layer or head, or no model has hard attention.
     """
-    from captioner.types import check_head
+    from captioner.visualization.caption import check_head
 
     for captioner in models:
         check_head(arguments.layer, arguments.head, *captioner.attention_heads)

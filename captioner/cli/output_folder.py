@@ -26,17 +26,23 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner import visualization as v
 from captioner.checkpoint import MANIFEST
 from captioner.cli.output import of_head
 from captioner.cli.photos import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger
-from captioner.runtime.cores import usable_cores
+from captioner.runtime.device import usable_cores
+from captioner.visualization import (
+    OverlayStyle,
+    comparison_sheet,
+    vector_sheet,
+    word_images,
+)
+from captioner.visualization.files import output_names, picture_name, save_png, word_names
 
 if TYPE_CHECKING:
-    from captioner.types import Caption
+    from captioner.visualization import Caption
 
 JOURNAL = "captions.jsonl"
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
@@ -73,9 +79,7 @@ class OutputFolder:
         self._pool: ProcessPoolExecutor | None = None
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         self.names: dict[Path | str, str] = {}
-        proposed = v.output_names(
-            ["stdin" if photo == STANDARD_INPUT else photo for photo in photos]
-        )
+        proposed = output_names(["stdin" if photo == STANDARD_INPUT else photo for photo in photos])
         for photo, wanted in zip(photos, proposed, strict=True):
             image = os.path.abspath(photo)
             earlier = self.records.get(image, {}).get("name")
@@ -213,7 +217,7 @@ def save_pictures(
     """
     shown = of_head(captions, options)
     caption = replace(shown[0][1], image=image)
-    style = v.OverlayStyle(
+    style = OverlayStyle(
         kind=options.style,
         smooth=not options.cells,
         colour_map=options.colour_map,
@@ -229,25 +233,29 @@ def save_pictures(
 
     try:
         for kind in options.save:
-            file_name = v.picture_name(name, content, kind)
+            file_name = picture_name(name, content, kind)
             if kind == "words":
-                drawn = v.word_images(image, caption, style)
-                for word, picture in zip(v.word_names(name, caption.words), drawn, strict=True):
-                    save(word, partial(v.save_png, picture))
+                drawn = word_images(image, caption, style)
+                for word, picture in zip(word_names(name, caption.words), drawn, strict=True):
+                    save(word, partial(save_png, picture))
             elif kind == "matrix":
+                from captioner.visualization.matrix import matrix_bytes
+
                 for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
-                    matrix = v.matrix_bytes(caption, form, style)
-                    save(v.picture_name(name, "matrix", form), partial(save_bytes, matrix))
+                    matrix = matrix_bytes(caption, form, style)
+                    save(picture_name(name, "matrix", form), partial(save_bytes, matrix))
             elif kind == "html":  # with all layers and heads to choose from
+                from captioner.visualization.page import caption_page
+
                 head = {"layer": options.layer, "head": options.head}
-                page = v.caption_page(image, captions, name=title, style=style, **head)
+                page = caption_page(image, captions, name=title, style=style, **head)
                 save(file_name, partial(save_bytes, page.encode(errors="replace")))
             elif not options.compare:
-                save(file_name, lambda file: v.save_caption(caption, file, style))
+                save(file_name, lambda file: caption.save(file, style))
             elif kind == "png":
-                save(file_name, partial(v.save_png, v.comparison_sheet(image, shown, style)))
+                save(file_name, partial(save_png, comparison_sheet(image, shown, style)))
             else:  # pdf or svg
-                sheet = v.vector_sheet(image, shown, style).to_bytes(kind)
+                sheet = vector_sheet(image, shown, style).to_bytes(kind)
                 save(file_name, partial(save_bytes, sheet))
     except CaptionerError as error:
         return pictures, str(error)

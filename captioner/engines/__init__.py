@@ -1,1 +1,116 @@
 """What computes a caption: PyTorch on any device, or exported graphs on the CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
+
+from captioner.checkpoint import (
+    WEIGHTS,
+    file_sums,
+    load_config,
+    load_model,
+    load_vocabulary,
+    verify,
+)
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
+from captioner.engines.graphs import GraphEngine, graph_description
+from captioner.errors import CheckpointError, ConfigError
+from captioner.runtime.device import choose_device, may_have_gpu, require_torch, torch_is_installed
+from captioner.types import Grid
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+EngineName: TypeAlias = Literal["auto", "torch", "runtime"]
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+
+class Engine(Protocol):
+    """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
+
+    name: ClassVar[str]  # `torch` or `runtime`
+    device: Any  # a `torch.device`, or a `graphs.CPU`
+    decoder: Any  # a `generation.arrays.StepDecoder`
+    search_graphs: Any  # CUDA graphs of the search on a GPU, else None
+
+    def encode(self, images: Sequence[np.ndarray]) -> Grid:
+        """Map B images [3, H, W] to their grid."""
+
+    def generator(self, seed: int) -> Any:
+        """Return a generator of random numbers with this seed, for `generation.sample`."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers by which hard attention samples cells."""
+
+
+def choose_engine(
+    folder: Path, *, engine: EngineName, device: str, precision: Precision
+) -> tuple[dict[str, Any] | None, torch.device | None]:
+    """Choose between a model folder's graphs (`auto`: on a CPU in float32) and PyTorch.
+
+    Returns:
+        The description of the graphs (None: PyTorch), and the device if it had to be tried.
+
+    Raises:
+        CheckpointError: The model is damaged, or has no graphs where they are needed.
+        ConfigError: The engine, the device or the precision cannot be used.
+        CaptionerError: PyTorch is needed and not installed.
+    """
+    for name, value, accepted in (
+        ("engine", engine, get_args(EngineName)),
+        ("precision", precision, get_args(Precision)),
+    ):
+        if value not in accepted:
+            raise ConfigError(f"{name}: '{value}' is not accepted; use {' or '.join(accepted)}")
+    on_cpu = precision == "float32" and device in ("auto", "cpu")
+    if engine == "runtime" and not on_cpu:
+        raise ConfigError(
+            "engine: runtime computes on the CPU in float32; leave device and precision, or use "
+            "engine torch"
+        )
+    tried: torch.device | None = None
+    if engine == "auto" and device == "auto" and may_have_gpu() and torch_is_installed():
+        tried = choose_device(device)
+        on_cpu = on_cpu and tried.type == "cpu"
+    if engine != "torch" and on_cpu:
+        verify(folder)
+        description = graph_description(folder, file_sums(folder)[WEIGHTS])
+        if description is not None:
+            return description, tried
+        if engine == "runtime" and torch_is_installed():
+            raise CheckpointError(
+                f"{folder}: has no graphs of its weights; add them with: captioner export --format "
+                f"onnx {folder}"
+            )
+        require_torch(f"{folder} has no graphs, so it")
+    require_torch(f"engine {engine} on {device} in {precision}")
+    return None, tried
+
+
+def open_engine(
+    folder: Path, *, engine: EngineName, device: str, precision: Precision
+) -> tuple[Engine, ModelConfig, Vocabulary]:
+    """Load a model folder into an engine, chosen and refused as by `choose_engine`.
+
+    Raises:
+        CheckpointError: The model is damaged.
+    """
+    description, tried = choose_engine(folder, engine=engine, device=device, precision=precision)
+    if description is not None:
+        config, vocabulary = load_config(folder), load_vocabulary(folder)
+        return GraphEngine(folder, config, description), config, vocabulary
+    if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    from captioner.engines.pytorch import TorchEngine
+
+    model, config, vocabulary = load_model(folder)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return TorchEngine(model, tried or choose_device(device), dtype), config, vocabulary

@@ -22,9 +22,8 @@ import numpy as np
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.errors import CheckpointError, ConfigError, error_summary
-from captioner.models.attention.mode import given_mode
-from captioner.runtime.cores import usable_cores
-from captioner.types import Grid
+from captioner.runtime.device import usable_cores
+from captioner.types import Grid, given_mode
 
 FORMAT = 1  # version of the description
 

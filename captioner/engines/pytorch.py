@@ -12,8 +12,8 @@ import torch
 
 from captioner.models.backbones.timm_source import fold_batch_norms
 from captioner.models.model import CaptionModel
-from captioner.runtime.cores import usable_cores
 from captioner.runtime.cuda_graphs import graphs_of_search
+from captioner.runtime.device import usable_cores
 from captioner.types import Grid
 
 

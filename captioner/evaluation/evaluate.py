@@ -21,7 +21,7 @@ from captioner.evaluation.results import digest_of, results_of
 from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map
-from captioner.types import Caption
+from captioner.visualization import Caption
 
 if TYPE_CHECKING:
     from PIL import Image

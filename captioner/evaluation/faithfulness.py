@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import Hypothesis, force_decode
 from captioner.models.attention.attention import Attention, Select
-from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.decoders.base import Decoder
-from captioner.types import AttentionOutput, Grid
+from captioner.types import AttentionOutput, Grid, hard_attention_mode
 
 Replacement = Literal["frozen", "random_cell", "uniform"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)

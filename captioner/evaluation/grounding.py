@@ -15,7 +15,8 @@ import numpy as np
 from captioner.data.tokenizer import Tokenizer
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.evaluation.objects import ImageKey, Objects, named_categories
-from captioner.types import Caption, Geometry
+from captioner.types import Geometry
+from captioner.visualization import Caption
 
 TOLERANCE_PX = 15.0  # of the pointing game, as its authors have it
 CENTRE_SIGMA = 0.25  # of the centred map, in sides of the image

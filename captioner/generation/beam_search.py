@@ -28,9 +28,8 @@ from captioner.generation.arrays import (
     without_gradients,
 )
 from captioner.generation.options import SearchOptions
-from captioner.models.attention.mode import given_mode
 from captioner.runtime.device import padded_size
-from captioner.types import Caption, Geometry, Grid
+from captioner.types import Grid, given_mode
 
 if TYPE_CHECKING:
     from captioner.runtime.cuda_graphs import GraphCache
@@ -67,24 +66,6 @@ class Hypothesis:
     cells: np.ndarray | None
     score: float
     heads: np.ndarray | None = None
-
-    def to_caption(
-        self, words: list[str], geometry: Geometry, *, height: int, width: int
-    ) -> Caption:
-        """Return the same as a Caption, given its words and the shape of the grid."""
-        heads = self.heads
-        if heads is not None:
-            heads = heads.reshape(*heads.shape[:3], height, width).astype(np.float32)
-        return Caption(
-            words=words,
-            maps=self.maps.reshape(len(words), height, width).astype(np.float32),
-            beta=self.beta,
-            log_probs=self.log_probs,
-            geometry=geometry,
-            end_log_prob=self.end_log_prob,
-            cells=self.cells,
-            heads=heads,
-        )
 
 
 def search(

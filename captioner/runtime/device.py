@@ -1,10 +1,11 @@
-"""The device that a command runs on, chosen when it runs and never at import."""
+"""The device that a command runs on, chosen when it runs and never at import, and its cores."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import importlib.util
+import math
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_CGROUP = Path("/sys/fs/cgroup")
 GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 
 
@@ -129,3 +131,21 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores by affinity and by the quota of the control group (version 2)."""
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return min(cores, max(1, math.ceil(float(quota) / float(period))))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return cores
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores for the threads of this process: those available, or OMP_NUM_THREADS."""
+    cores = available_cores(cgroup)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(given)) if given.isdecimal() and int(given) else cores

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from captioner.runtime.cores import usable_cores
+from captioner.runtime.device import usable_cores
 
 PASSES = 2  # in parallel; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU

@@ -22,7 +22,7 @@ from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem
 from captioner.serving.requests import PhotoRequest, describe_request, photo_request_reader
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
 from captioner.serving.service import Limits, Service
-from captioner.visualization import viewer_script
+from captioner.visualization.page import viewer_script
 
 # The files of the page: address, package, file, media type.
 PAGE = (

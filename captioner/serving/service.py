@@ -18,7 +18,7 @@ from captioner.data.inputs import ImageInput
 from captioner.data.transforms import open_image
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import SearchOptions
-from captioner.runtime.cores import usable_cores
+from captioner.runtime.device import usable_cores
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import Problem, option_problem
 from captioner.serving.requests import Photo, PhotoRequest
@@ -30,8 +30,7 @@ from captioner.serving.schemas import (
     PictureOptions,
     ScoreOptions,
 )
-from captioner.types import Caption
-from captioner.visualization import OverlayStyle, picture_bytes
+from captioner.visualization import Caption, OverlayStyle
 
 # A photo as the model takes it, as pictures show it, and its own size.
 Decoded: TypeAlias = tuple[ImageInput, Image.Image, tuple[int, int]]
@@ -171,8 +170,7 @@ class Service:
                 (caption,) = await self._caption(name, search, image)
             drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
             return await run_sync(
-                lambda: picture_bytes(
-                    drawn,
+                lambda: drawn.picture_bytes(
                     options.format,
                     OverlayStyle(options.style),
                     name="your photo",

@@ -9,7 +9,7 @@ from captioner.log import logger
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.validation import Validation, validation_decoding
-from captioner.visualization import attention_sheet
+from captioner.visualization import Caption, attention_sheet
 
 EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
@@ -76,7 +76,6 @@ def log_samples(
     """
     sheets = []
     unreadable = []
-    height, width = validation.grid_shape
     for entry in setup.validation[:samples]:
         hypothesis = validation.hypotheses.get(entry.image_id)
         if hypothesis is None:
@@ -90,7 +89,7 @@ def log_samples(
             setup.vocabulary.decode(hypothesis.tokens),
             setup.validation_transform(image)[1],
         )
-        caption = hypothesis.to_caption(words, geometry, height=height, width=width)
+        caption = Caption.from_hypothesis(hypothesis, words, geometry, validation.grid_shape)
         sheets.append(attention_sheet(image, caption))
     log.pictures(step, sheets)
     return unreadable

@@ -17,9 +17,8 @@ from captioner.data.dataset import load_batches
 from captioner.errors import CaptionerError
 from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
-from captioner.runtime.cores import available_cores
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import autocast
+from captioner.runtime.device import autocast, available_cores
 from captioner.runtime.distributed import from_first_process, parallel, rank, world_size
 from captioner.runtime.draws import seed_of
 from captioner.runtime.signals import DeferredInterrupts

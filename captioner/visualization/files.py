@@ -1,4 +1,4 @@
-"""The files of pictures: their names, and the contents of PNG, JPEG and .npz files."""
+"""The files of pictures: their names, and the contents of PNG and JPEG files."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ import struct
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from captioner.files import save_bytes
-from captioner.types import Caption, Geometry
 
 _LONGEST_WORD = 32  # characters of a word that go into a file name
 # Of names that no photo has.
 PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
-_CAPTION_FIELDS = (
-    *("text", "maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"),
-    *("confidence", "confidence_threshold"),
-)
 
 
 def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:
@@ -122,38 +116,3 @@ def data_url(image: Image.Image) -> str:
     file = io.BytesIO()
     image.save(file, format="JPEG", quality=88, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
-    """Return all that a caption holds, as named arrays that need no pickle: for .npz files.
-
-    Returns:
-        text, words, maps [T, rows, columns], log_probs; end_log_prob, beta, cells, heads, paths,
-        confidence and confidence_threshold where there are any; and the fields of its geometry, by
-        their names.
-    """
-    values = {name: getattr(caption, name) for name in ("words", *_CAPTION_FIELDS)}
-    values |= asdict(caption.geometry)
-    arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
-    return arrays | {"words": np.array(caption.words, dtype=np.str_)}
-
-
-def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
-    """Return the caption of such arrays, as `caption_arrays` returns or np.load reads them.
-
-    Files of earlier versions have neither the text nor the confidence.
-
-    Raises:
-        KeyError: An array is missing.
-        ValueError: Arrays that are not those of a caption.
-    """
-    geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
-    # An array without dimensions is a number.
-    values = {
-        name: arrays[name] if arrays[name].ndim else arrays[name].item()
-        for name in _CAPTION_FIELDS
-        if name in arrays
-    }
-    return Caption(
-        **{"words": arrays["words"].tolist(), "geometry": geometry, "beta": None, **values}
-    )

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 if TYPE_CHECKING:
-    from captioner.types import Caption, Geometry
+    from captioner.types import Geometry
+    from captioner.visualization.caption import Caption
 
 # Products of so many multiplications are computed by one thread. OpenBLAS takes several for larger
 # ones, which then wait busily for the next: a sheet would cost twice the time of a core.

@@ -24,7 +24,7 @@ from captioner.visualization.style import (
 from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
 
 if TYPE_CHECKING:
-    from captioner.types import Caption
+    from captioner.visualization.caption import Caption
     from captioner.visualization.vector import VectorPage
 
 Page: TypeAlias = "PixelPage | VectorPage"

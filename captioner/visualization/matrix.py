@@ -15,7 +15,7 @@ from captioner.visualization.typography import INK, MUTED, font, one_line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from captioner.types import Caption
+    from captioner.visualization.caption import Caption
 
 _WIDTH_INCHES, _WORD_INCHES, _HEAD_INCHES = 11.0, 0.26, 1.9
 _DPI = 144

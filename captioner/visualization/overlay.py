@@ -31,7 +31,8 @@ from captioner.visualization.style import (
 from captioner.visualization.typography import text_mask
 
 if TYPE_CHECKING:
-    from captioner.types import Caption, Geometry
+    from captioner.types import Geometry
+    from captioner.visualization.caption import Caption
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 

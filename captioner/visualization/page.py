@@ -23,7 +23,7 @@ from captioner.visualization.style import OverlayStyle, viewer_tables
 from captioner.visualization.typography import one_line
 
 if TYPE_CHECKING:
-    from captioner.types import Caption
+    from captioner.visualization.caption import Caption
 
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
 REPORT_SIDE_PX = 640  # of the images in a report

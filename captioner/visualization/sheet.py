@@ -34,7 +34,7 @@ from captioner.visualization.typography import (
 )
 
 if TYPE_CHECKING:
-    from captioner.types import Caption
+    from captioner.visualization.caption import Caption
     from captioner.visualization.vector import VectorPage
 
 

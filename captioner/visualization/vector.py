@@ -37,7 +37,7 @@ from captioner.visualization.style import (
 )
 
 if TYPE_CHECKING:
-    from captioner.types import Caption
+    from captioner.visualization.caption import Caption
 
 _RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper

@@ -22,7 +22,7 @@ from programs import Commands, Programs
 from captioner import Captioner
 from captioner.batch.run import run_batch, run_local
 from captioner.batch.shard import Job, ShardWorker
-from captioner.engines.choice import EngineName
+from captioner.engines import EngineName
 
 Batch = Callable[..., int]
 one_process = partial(run_local, workers=1)

@@ -29,10 +29,9 @@ from captioner.errors import CheckpointError
 from captioner.export import decoder_graphs, weight_places
 from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.attention.attention import Memory
-from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
-from captioner.types import Grid
+from captioner.types import Grid, hard_attention_mode
 
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 # Each decoder, class of score, window, select, number of heads and gate comes at least once; with

@@ -30,7 +30,8 @@ from captioner.evaluation.objects import (
     category_of,
     named_categories,
 )
-from captioner.types import Caption, Geometry
+from captioner.types import Geometry
+from captioner.visualization import Caption
 
 WIDTH, HEIGHT = 80, 60
 KEY = (0, 7)  # of the first file, the image of this number

@@ -16,11 +16,10 @@ from benchmarks.kernels import kernels_of_a_search, kernels_of_a_word
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, SearchOptions, search
-from captioner.models.attention.mode import hard_attention_mode
 from captioner.models.build import build_model
 from captioner.models.decoders.base import Decoder
 from captioner.runtime.cuda_graphs import GraphCache
-from captioner.types import AttentionOutput, Grid
+from captioner.types import AttentionOutput, Grid, hard_attention_mode
 
 HARD = {"attention__select": "hard"}
 KINDS: dict[str, dict[str, object]] = {

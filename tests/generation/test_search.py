@@ -25,6 +25,7 @@ from captioner.models.attention.attention import (
 from captioner.models.decoders.base import Decoder
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Geometry, Grid
+from captioner.visualization import Caption
 
 PAD, START, END, UNKNOWN = range(4)
 ROWS, COLUMNS, D, H = 2, 3, 5, 8
@@ -299,7 +300,7 @@ def test_a_hypothesis_becomes_a_caption_with_row_major_maps() -> None:
         score=-3.5,
     )
     geometry = Geometry(200, 100, 0, 0, 200, 100)
-    caption = hypothesis.to_caption(["two", "dogs"], geometry, height=ROWS, width=COLUMNS)
+    caption = Caption.from_hypothesis(hypothesis, ["two", "dogs"], geometry, (ROWS, COLUMNS))
     assert caption.maps.shape == (2, ROWS, COLUMNS)
     assert caption.maps.dtype == np.float32
     assert all(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.runtime.cores import usable_cores
+from captioner.runtime.device import usable_cores
 
 
 @pytest.fixture(autouse=True)

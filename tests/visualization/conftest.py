@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from chromium import chromium
 
-from captioner.types import Caption, Geometry
+from captioner.types import Geometry
+from captioner.visualization import Caption
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 from chromium import Watched, until
 from PIL import Image
 
-from captioner.visualization import OverlayStyle, caption_page, report_page
+from captioner.visualization import OverlayStyle
+from captioner.visualization.page import caption_page, report_page
 
 NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
 

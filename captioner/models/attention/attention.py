@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, require_divisor
-from captioner.models.attention.mode import given_mode
 from captioner.runtime.draws import child_seeds, uniform
-from captioner.types import AttentionOutput, Grid
+from captioner.types import AttentionOutput, Grid, given_mode
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import HardSelect, Select, SoftSelect
-from captioner.models.attention.mode import hard_attention_mode
+from captioner.types import hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4
 

@@ -1,11 +1,10 @@
-"""The pictures behind `Caption`: save, show, figure, and those of notebooks."""
+"""Captions as plain values and arrays, and their pictures: save, figure, those of notebooks."""
 
 from __future__ import annotations
 
 import html
 import io
-import subprocess
-import sys
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,8 @@ import pytest
 from PIL import Image
 
 from captioner.errors import CaptionerError
-from captioner.visualization import attention_sheet, caption_from_arrays
+from captioner.types import Geometry
+from captioner.visualization import Caption, attention_sheet, caption_from_arrays
 
 
 @pytest.fixture
@@ -78,9 +78,58 @@ def test_notebooks_get_a_page_in_a_frame_and_a_picture(caption):
         assert sheet.size == attention_sheet(caption.image, caption).size
 
 
-def test_captions_import_no_drawing_until_they_are_drawn():
-    program = (
-        "import sys, captioner.types;"
-        "assert not {'matplotlib', 'captioner.visualization'} & set(sys.modules)"
+def plain_caption(count: int = 2, **changed: object) -> Caption:
+    fields = {
+        "words": ["a", "dog", "runs"][:count],
+        "maps": np.full((count, 2, 3), 1 / 6, np.float32),
+        "beta": np.ones(count, np.float32),
+        "log_probs": np.zeros(count, np.float32),
+        "geometry": Geometry(6, 4, 0, 0, 6, 4),
+    }
+    return Caption(**{**fields, **changed})
+
+
+def test_a_caption_s_text_is_its_words_unless_it_is_given() -> None:
+    assert plain_caption().text == "a dog"
+    assert plain_caption(text="A dog.").text == "A dog."
+
+
+def test_a_head_has_its_own_paths_and_another_layer_than_the_last_has_none() -> None:
+    paths = np.array([[sample, head] for sample in range(4) for head in range(3)])
+    several = plain_caption(heads=np.full((2, 2, 3, 2, 3), 1 / 6, np.float32), paths=paths)
+    assert several.of_head(head=2).paths.tolist() == [[sample, 1] for sample in range(4)]
+    assert several.of_head(2, 3).paths.tolist() == [[sample, 2] for sample in range(4)]
+    assert several.of_head().paths is paths
+    assert several.of_head(1).paths is None
+    assert several.of_head(1, 2).paths is None
+
+
+def test_a_caption_as_plain_values_goes_through_json_and_back() -> None:
+    maps = np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3) / 66
+    caption = Caption(
+        words=["two", "dogs"],
+        maps=maps,
+        beta=np.array([0.25, 1 / 3], np.float32),
+        log_probs=np.array([-0.5, -2.0], np.float32),
+        geometry=Geometry(30, 20, 0, 0, 30, 20),
+        end_log_prob=-0.125,
+        cells=np.array([5, 0]),
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    plain = caption.to_dict()
+    assert (
+        json.loads(json.dumps(plain))
+        == plain
+        == {
+            "caption": "two dogs",
+            "words": ["two", "dogs"],
+            "log_probs": [-0.5, -2.0],
+            "end_log_prob": -0.125,
+            "beta": [0.25, 0.333333],
+            "cells": [5, 0],
+            "confidence": None,
+        }
+    )
+    whole = json.loads(json.dumps(caption.to_dict(maps=True)))
+    np.testing.assert_allclose(whole["maps"], maps, atol=5e-7)
+    assert Geometry(**whole["geometry"]) == caption.geometry
+    assert "heads" not in whole
