@@ -24,7 +24,7 @@ from PIL import Image
 from torch.nn import functional
 
 from benchmarks.timing import peak_memory_mib
-from captioner.config import SourceConfig
+from captioner.config.settings import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.sources import captions_digest, read_sources

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.step import build_decoder, made_up_inputs
-from captioner.config import LossConfig
+from captioner.config.settings import LossConfig
 from captioner.data.batch import word_mask
 from captioner.training.cross_entropy import caption_losses
 from captioner.types import Grid

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import Table, in_turns
-from captioner.config import Config, read_recipe
+from captioner.config.recipes import read_recipe
+from captioner.config.settings import Config
 from captioner.data.batch import Batch
 from captioner.data.layouts import read_split
 from captioner.evaluation.metrics import score_captions

@@ -14,7 +14,8 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.config import AttentionConfig, DecoderConfig, LossConfig
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config.settings import LossConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.layouts import read_split
 from captioner.data.transforms import ImageTransform

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from captioner.config import Config, read_recipe
+from captioner.config.recipes import read_recipe
+from captioner.config.settings import Config
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import SearchOptions, search

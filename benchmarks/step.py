@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
-from captioner.config import AttentionConfig, DecoderConfig, HardConfig, LossConfig
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import word_mask
 from captioner.models.attention.attention import (
     AdditiveScore,

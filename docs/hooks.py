@@ -42,7 +42,7 @@ def settings() -> str:
     """Return a table of the settings of each section of a recipe, with default and meaning."""
     from docstring_parser import parse
 
-    from captioner.config import Config
+    from captioner.config.settings import Config
 
     sections = []
     for section, value in vars(Config()).items():

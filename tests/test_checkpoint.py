@@ -123,7 +123,7 @@ def test_the_folder_holds_all_that_inference_needs_and_nothing_that_can_run_code
 
 
 def test_no_training_setting_is_in_a_model_folder(tmp_path: Path) -> None:
-    from captioner.config import Config, DataConfig
+    from captioner.config.settings import Config, DataConfig
 
     model, config, vocabulary = tiny.model()
     sections = {name: getattr(config, name) for name in vars(config)}

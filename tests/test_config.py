@@ -11,19 +11,10 @@ import torch
 import yaml
 
 from captioner.cli.train import parse_settings
-from captioner.config import (
-    Config,
-    ModelConfig,
-    PreprocessConfig,
-    data_sources,
-    from_yaml,
-    read_recipe,
-    shipped_recipes,
-    to_yaml,
-    unused_settings,
-    validate,
-    with_source_roots,
-)
+from captioner.config import ModelConfig, PreprocessConfig, from_yaml, to_yaml
+from captioner.config.recipes import read_recipe, shipped_recipes
+from captioner.config.settings import Config
+from captioner.config.validation import data_sources, unused_settings, validate, with_source_roots
 from captioner.errors import ConfigError
 from captioner.models.build import build_model
 from captioner.models.model import Encoder

@@ -51,7 +51,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
     entry_points = files.read(f"{info}/entry_points.txt").decode()
     assert "captioner = captioner.__main__:main" in entry_points
     files.extractall(tmp_path / "installed")
-    code = "from captioner.config import read_recipe; print(read_recipe('coco_paper').optim.name)"
+    code = "from captioner.config.recipes import read_recipe; print(read_recipe('coco_paper').optim.name)"
     run = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path / "installed",

@@ -16,7 +16,9 @@ import tiny
 import torch
 from pretend_gpu import CUDA, Pretended, PretendedGPU, move
 
-from captioner.config import Config, DecodingConfig, read_recipe
+from captioner.config import DecodingConfig
+from captioner.config.recipes import read_recipe
+from captioner.config.settings import Config
 from captioner.generation import sample
 from captioner.generation.beam_search import CHECK_EVERY
 from captioner.runtime.cuda_graphs import graphs_of_search

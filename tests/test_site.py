@@ -16,7 +16,7 @@ import pytest
 import tiny
 
 from captioner.cli import COMMANDS
-from captioner.config import Config
+from captioner.config.settings import Config
 from docs.hooks import commands
 
 REPOSITORY = Path(__file__).resolve().parents[1]

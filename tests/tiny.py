@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
-    from captioner.config import Config, ModelConfig
+    from captioner.config import ModelConfig
+    from captioner.config.settings import Config
     from captioner.data.vocabulary import Vocabulary
     from captioner.models.model import CaptionModel
 
@@ -121,15 +122,12 @@ def recipe(root: Path, output: Path, **changed: object) -> Config:
 
     from captioner.config import (
         AttentionConfig,
-        Config,
-        DataConfig,
         DecoderConfig,
         DecodingConfig,
         EncoderConfig,
-        OptimConfig,
         PreprocessConfig,
-        TrainConfig,
     )
+    from captioner.config.settings import Config, DataConfig, OptimConfig, TrainConfig
 
     config = Config(
         data=DataConfig(format="table", root=str(root), min_count=1, batch_size=4, workers=0),

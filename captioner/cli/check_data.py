@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli import parsing, run_command, show
-from captioner.config import DataConfig
+from captioner.config.settings import DataConfig
 from captioner.errors import DataError, listed
 from captioner.files import check_writable, save
 from captioner.log import printable, progress_bar

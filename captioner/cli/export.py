@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
         save_model,
         stored_type,
     )
-    from captioner.config import validate
+    from captioner.config.validation import validate
     from captioner.export import export_graphs
 
     folder = model_folder(arguments.checkpoint)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from captioner.cli import parsing, run_command
 from captioner.cli.train import parse_recipe_options, recipe_parser, split_options, train_and_show
-from captioner.config import Config, ModelConfig, instantiate, read_recipe, set_defaults
+from captioner.config import ModelConfig
+from captioner.config.recipes import instantiate, read_recipe, set_defaults
+from captioner.config.settings import Config
 from captioner.errors import CaptionerError, ConfigError
 
 RECIPE = "finetune"

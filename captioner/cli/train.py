@@ -14,17 +14,16 @@ from jsonargparse import ArgumentParser, Namespace
 
 from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_options
-from captioner.config import (
-    REMOVED,
-    Config,
+from captioner.config.fields import REMOVED, warn_of_removed
+from captioner.config.recipes import (
     instantiate,
     parser_for,
     read_recipe,
     set_defaults,
     shipped_recipes,
-    warn_of_removed,
-    with_source_roots,
 )
+from captioner.config.settings import Config
+from captioner.config.validation import with_source_roots
 from captioner.errors import CaptionerError, ConfigError
 from captioner.log import logger
 

@@ -1,43 +1,20 @@
 """Every setting, typed, with its range, default and meaning; YAML files and options fill it.
 
-Importing this package imports no torch.
+This package passes on the settings of a model; those of training are in `settings`, `recipes` and
+`validation`.
 """
 
-from captioner.config.files import (
-    from_yaml,
-    instantiate,
-    parser_for,
-    read_recipe,
-    set_defaults,
-    shipped_recipes,
-    to_yaml,
-)
-from captioner.config.settings import (
+from captioner.config.fields import require_divisor, validate_section
+from captioner.config.model import (
     AttentionConfig,
-    Config,
-    DataConfig,
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
     HardAttentionMode,
-    HardConfig,
     Interpolation,
-    LossConfig,
     ModelConfig,
-    OptimConfig,
     PreprocessConfig,
     ResizeMode,
-    SelfCriticalConfig,
-    SourceConfig,
-    TrainConfig,
-)
-from captioner.config.validation import (
-    REMOVED,
-    data_sources,
-    require_divisor,
-    unused_settings,
-    validate,
-    validate_section,
-    warn_of_removed,
-    with_source_roots,
+    from_yaml,
+    to_yaml,
 )

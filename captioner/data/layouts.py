@@ -89,7 +89,7 @@ class DataFiles:
     Args:
         format: Name of a layout, or `auto`.
         root, file, coco_splits, image_column, caption_column, strip_markers: As in
-            `captioner.config.DataConfig`.
+            `captioner.config.settings.DataConfig`.
     """
 
     format: str = AUTO

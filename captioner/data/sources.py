@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from captioner.config import SourceConfig
+from captioner.config.settings import SourceConfig
 from captioner.data.captioned import CaptionedImage
 from captioner.data.checks import caption_findings
 from captioner.data.layouts import CaptionedData, DataFiles
@@ -74,9 +74,9 @@ def read_sources(
     """Read the training and validation images of all sources.
 
     Args:
-        sources: The data sets, as `captioner.config.data_sources` returns them.
+        sources: The data sets, as `captioner.config.validation.data_sources` returns them.
         max_validation_images: Validate on this many first images of each source; None takes all.
-        val_share, strip_markers, max_words: As in `captioner.config.DataConfig`.
+        val_share, strip_markers, max_words: As in `captioner.config.settings.DataConfig`.
         tokenizer: How captions are split, to find those that will be cut.
         note: Receives a sentence for each source: what was recognised.
         warn: Receives a sentence for what is left out or would spoil training.

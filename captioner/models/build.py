@@ -14,8 +14,8 @@ from captioner.config import (
     EncoderConfig,
     ModelConfig,
     require_divisor,
-    validate,
 )
+from captioner.config.validation import validate
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention

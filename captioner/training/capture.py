@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.data.batch import Batch
 from captioner.log import logger
 from captioner.runtime.cuda_graphs import GraphCache

@@ -13,7 +13,9 @@ import torch
 
 import captioner
 from captioner.checkpoint import load_training_state, load_weights, save_model
-from captioner.config import Config, data_sources, to_yaml
+from captioner.config import to_yaml
+from captioner.config.settings import Config
+from captioner.config.validation import data_sources
 from captioner.errors import CheckpointError, error_summary
 from captioner.training.validation import validation_decoding
 

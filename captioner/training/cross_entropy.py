@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from captioner.config import Config, LossConfig
+from captioner.config.settings import Config, LossConfig
 from captioner.data.batch import Batch, pack_by_step
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel

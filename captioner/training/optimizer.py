@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captioner.config import OptimConfig
+from captioner.config.settings import OptimConfig
 from captioner.models.model import CaptionModel
 from captioner.training.task import TrainingTask
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captioner.config import HardConfig
+from captioner.config.settings import HardConfig
 from captioner.data.batch import Batch, unpack_by_step, word_mask
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes

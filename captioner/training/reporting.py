@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.data.transforms import open_image
 from captioner.errors import ImageError
 from captioner.log import logger

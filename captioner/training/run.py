@@ -23,7 +23,9 @@ from captioner.checkpoint import (
     model_folder,
     verify,
 )
-from captioner.config import Config, SourceConfig, data_sources, from_yaml, to_yaml
+from captioner.config import from_yaml, to_yaml
+from captioner.config.settings import Config, SourceConfig
+from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, fit, write_calibrator
 from captioner.files import locked_folder, save_bytes

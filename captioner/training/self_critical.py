@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.data.batch import Batch, pack_by_step
 from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD

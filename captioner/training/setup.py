@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import load_vocabulary, load_weights
-from captioner.config import Config, data_sources, unused_settings, validate
+from captioner.config.settings import Config
+from captioner.config.validation import data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
 from captioner.data.checks import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from captioner.config import OptimConfig
+from captioner.config.settings import OptimConfig
 from captioner.data.batch import Batch
 from captioner.runtime.distributed import mean_by_name, sum_over_processes
 from captioner.runtime.signals import DeferredInterrupts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.data.batch import Batch
 from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import Vocabulary

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.config import Config, DecodingConfig
+from captioner.config import DecodingConfig
+from captioner.config.settings import Config
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.transforms import ImageTransform, open_image

@@ -10,7 +10,9 @@ import tiny
 
 from captioner.checkpoint import MODELS, load_config, load_model
 from captioner.cli.finetune import main, parse_settings
-from captioner.config import Config, from_yaml, to_yaml, validate
+from captioner.config import from_yaml, to_yaml
+from captioner.config.settings import Config
+from captioner.config.validation import validate
 from captioner.errors import ConfigError
 from captioner.training import train
 

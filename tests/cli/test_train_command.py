@@ -17,7 +17,10 @@ from programs import Commands, ProgramResult, Programs, Running
 from captioner import Captioner
 from captioner.checkpoint import GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
-from captioner.config import Config, data_sources, from_yaml, shipped_recipes, to_yaml
+from captioner.config import from_yaml, to_yaml
+from captioner.config.recipes import shipped_recipes
+from captioner.config.settings import Config
+from captioner.config.validation import data_sources
 from captioner.errors import ConfigError
 
 STEPS = 11  # an epoch: 21 batches by twos

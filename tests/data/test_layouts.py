@@ -12,7 +12,8 @@ from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, s
 
 from captioner.cli import evaluate, finetune, train
 from captioner.cli.check_data import main as check_data
-from captioner.config import Config, SourceConfig, data_sources
+from captioner.config.settings import Config, SourceConfig
+from captioner.config.validation import data_sources
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
 from captioner.data.sources import read_sources
 from captioner.data.splits import held_out_for_validation

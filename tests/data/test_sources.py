@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.config import SourceConfig
+from captioner.config.settings import SourceConfig
 from captioner.data.dataset import (
     CaptionBatches,
     CaptionDataset,

@@ -15,11 +15,10 @@ from captioner.config import (
     DecoderConfig,
     DecodingConfig,
     EncoderConfig,
-    HardConfig,
-    LossConfig,
     ModelConfig,
     PreprocessConfig,
 )
+from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Preprocessing

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny
 import torch
 
-from captioner.config import SourceConfig
+from captioner.config.settings import SourceConfig
 from captioner.training import train
 
 

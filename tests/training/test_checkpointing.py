@@ -7,7 +7,8 @@ from pathlib import Path
 import tiny
 import yaml
 
-from captioner.config import Config, from_yaml
+from captioner.config import from_yaml
+from captioner.config.settings import Config
 from captioner.training.checkpointing import model_card
 
 CONFIG = tiny.recipe(Path("photos"), Path("run"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captioner.config import LossConfig
+from captioner.config.settings import LossConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput

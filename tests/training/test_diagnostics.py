@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.generation import Hypothesis
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.training.cross_entropy import attention_statistics

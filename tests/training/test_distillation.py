@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_model, save_model
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.errors import ConfigError
 from captioner.training import train
 from captioner.training.distillation import Teachers, TeacherTargets

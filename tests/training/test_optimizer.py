@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import AttentionConfig, DecoderConfig, LossConfig, OptimConfig
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config.settings import LossConfig, OptimConfig
 from captioner.models.backbones.backbone import Backbone, Preprocessing
 from captioner.models.build import build_decoder
 from captioner.models.model import CaptionModel, Encoder

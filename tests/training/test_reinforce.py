@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captioner.config import AttentionConfig, DecoderConfig, HardConfig, LossConfig
+from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import Batch, unpack_by_step
 from captioner.models.attention import attention as attending
 from captioner.models.build import build_decoder

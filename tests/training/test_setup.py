@@ -9,7 +9,7 @@ import tiny
 import torch
 from PIL import Image
 
-from captioner.config import SourceConfig
+from captioner.config.settings import SourceConfig
 from captioner.errors import ConfigError
 from captioner.training.run import changed_settings
 from captioner.training.setup import Setup, prepare

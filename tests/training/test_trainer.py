@@ -13,7 +13,7 @@ import torch
 from cuts import Interrupted, interrupt
 
 from captioner.checkpoint import load_training_state
-from captioner.config import Config
+from captioner.config.settings import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
 from captioner.training.run_log import RunLog

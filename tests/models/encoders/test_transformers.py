@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from captioner.config import read_recipe
+from captioner.config.recipes import read_recipe
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.build import build_model, grid_cells, resolved

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from captioner.config import read_recipe, shipped_recipes
+from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.errors import CaptionerError, ConfigError, WeightsError
 from captioner.models.backbones.backbone import build_backbone
 

@@ -1,4 +1,4 @@
-"""Settings from YAML, from recipes (files that may name a base) and from options, and back."""
+"""Settings from recipes (YAML files that may name a base) and from options."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import os
 import re
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from captioner.config.settings import Config, ModelConfig
-from captioner.config.validation import in_words, settings_from, warn_of_removed
+from captioner.config.fields import in_words
+from captioner.config.model import (
+    NO_YAML,
+    ConfigT,
+    ModelConfig,
+    Sections,
+    from_sections,
+    sections_of,
+)
+from captioner.config.settings import Config
 from captioner.errors import ConfigError, error_summary
 
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
-ConfigT = TypeVar("ConfigT", bound=ModelConfig)
-Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
-_NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 _PACKAGE = Path(__file__).resolve().parents[1]
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
 
 
 def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParser:
@@ -64,19 +68,6 @@ def _refusal(config_class: type[ModelConfig], message: str) -> str:
     return f"{place[1]}.{place[2]}: use {in_words(get_type_hints(type(section))[place[2]])}"
 
 
-def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
-    """Return settings from YAML; others keep their defaults.
-
-    Raises:
-        ConfigError: An unknown key or a value that is not accepted, by its name.
-    """
-    try:
-        document = yaml.safe_load(text)
-    except _NO_YAML as error:
-        raise ConfigError(error_summary(error)) from None
-    return _from_sections(config_class, _sections_of(document))
-
-
 def instantiate(config_class: type[ConfigT], parsed: Namespace) -> ConfigT:
     """Return what a parser of `parser_for` has read as settings.
 
@@ -84,21 +75,7 @@ def instantiate(config_class: type[ConfigT], parsed: Namespace) -> ConfigT:
         ConfigError: A value is not accepted; names its key.
     """
     sections = parsed.as_dict()
-    return _from_sections(config_class, {f.name: sections[f.name] for f in fields(config_class)})
-
-
-def _from_sections(config_class: type[ConfigT], sections: Sections) -> ConfigT:
-    """Return settings from values by section and key; others keep their defaults."""
-    kinds = {name: type(settings) for name, settings in vars(config_class()).items()}
-    for section in sections:
-        if section not in kinds:
-            raise ConfigError(f"{section}: no such section; use one of {', '.join(kinds)}")
-    return config_class(
-        **{
-            name: settings_from(kind, sections.get(name, {}), f"{name}.")
-            for name, kind in kinds.items()
-        }
-    )
+    return from_sections(config_class, {f.name: sections[f.name] for f in fields(config_class)})
 
 
 def _overlay(below: Sections, above: Sections) -> Sections:
@@ -107,17 +84,6 @@ def _overlay(below: Sections, above: Sections) -> Sections:
         section: {**below.get(section, {}), **above.get(section, {})}
         for section in {**below, **above}
     }
-
-
-def _sections_of(document: Any) -> Sections:
-    """Return a YAML document's settings by section and key."""
-    document = {} if document is None else document
-    if not isinstance(document, dict):
-        raise ConfigError("the settings are no sections; use lines such as 'optim: {lr: 1e-4}'")
-    text = document.pop("text", None)  # a section of earlier versions
-    if isinstance(text, dict) and text.get("file"):
-        warn_of_removed("text.file")
-    return {section: {} if values is None else values for section, values in document.items()}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -142,7 +108,7 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
     sections: Sections = {} if base is None else asdict(base)
     for recipe in recipes:
         sections = _overlay(sections, _read_recipe(_find_recipe(str(recipe), Path()), ()))
-    return _from_sections(Config, sections)
+    return from_sections(Config, sections)
 
 
 def _find_recipe(recipe: str, folder: Path) -> Path:
@@ -166,7 +132,7 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except _NO_YAML as error:
+    except NO_YAML as error:
         raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
     bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
     bases = [bases] if isinstance(bases, str) else [] if bases is None else bases
@@ -180,8 +146,8 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
             raise ConfigError(f"{path}: base: {error}") from None
         sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
     try:
-        named = _sections_of(document)
-        config = _from_sections(Config, named)
+        named = sections_of(document)
+        config = from_sections(Config, named)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     above = {
@@ -189,8 +155,3 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         for section, values in named.items()
     }
     return _overlay(sections, above)
-
-
-def to_yaml(config: ModelConfig) -> str:
-    """Return all settings as YAML, defaults included."""
-    return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
