@@ -61,9 +61,9 @@ SCORES = Registry(
 BACKBONE_SOURCES = Registry(
     "encoder.backbone",
     {
-        "captioner": "captioner.models.backbones.timm_source:any_efficientnet_lite",
-        "torchvision": "captioner.models.backbones.torchvision_source:any_torchvision",
-        "timm": "captioner.models.backbones.timm_source:any_timm",
+        "captioner": "captioner.models.backbones.sources:any_efficientnet_lite",
+        "torchvision": "captioner.models.backbones.sources:any_torchvision",
+        "timm": "captioner.models.backbones.sources:any_timm",
     },
 )
 WINDOWS = Registry(

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from captioner.models.backbones.timm_source import fold_batch_norms
+from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import usable_cores

@@ -20,7 +20,7 @@ from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.backbones.backbone import build_backbone
-from captioner.models.backbones.timm_source import set_drop_path
+from captioner.models.backbones.sources import set_drop_path
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
 from captioner.models.self_attention import GridSelfAttention

@@ -12,7 +12,7 @@ from torch import Tensor
 from captioner.checkpoint import load_model, model_folder
 from captioner.data.batch import Batch
 from captioner.errors import ConfigError
-from captioner.models.backbones.timm_source import fold_batch_norms
+from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -87,74 +86,6 @@ class Backbone(nn.Module):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
-
-
-def cut_behind(backbone: Backbone, tap: str | None, name: str) -> Backbone:
-    """Return the backbone without the stages behind `tap`.
-
-    Raises:
-        ConfigError: There is no such stage.
-    """
-    if tap is None or tap == backbone.names[-1]:
-        return backbone
-    if tap not in backbone.names:
-        raise ConfigError(
-            f"encoder.tap: {name} has no stage '{tap}'; its stages are {', '.join(backbone.names)}"
-        )
-    count = backbone.names.index(tap) + 1
-    stages = list(zip(backbone.names[:count], backbone.stages[:count], strict=True))
-    body = nn.Sequential(*(stage for _, stage in stages))
-    channels = channels_of(body, name, (64, 64))
-    return Backbone(stages, channels=channels, preprocessing=backbone.preprocessing)
-
-
-def channels_of(body: nn.Module, name: str, size_px: tuple[int, int]) -> int:
-    """Return the channels of the feature map, by running the network once on zeros.
-
-    Raises:
-        ConfigError: It gives no feature map for images of this height and width.
-    """
-    was_training = body.training
-    try:
-        with torch.no_grad():
-            output = body.eval()(torch.zeros(1, 3, *size_px))
-    except (AssertionError, RuntimeError, ValueError):  # too small, or a transformer of one size
-        output = None
-    body.train(was_training)
-    if not isinstance(output, Tensor) or output.dim() != 4:
-        raise ConfigError(
-            f"encoder.backbone: {name} does not give a feature map [B, D, h, w] for images of "
-            f"{size_px[0]} x {size_px[1]} px; {USABLE}"
-        )
-    return output.shape[1]
-
-
-USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
-
-
-def is_file(weights: str) -> bool:
-    """Return whether the setting `encoder.weights` names a file."""
-    return weights not in ("default", "none") and Path(weights).is_file()
-
-
-def no_such_weights(weights: str, name: str, accepted: list[str]) -> ConfigError:
-    """Return the error for a setting `encoder.weights` that names nothing."""
-    return ConfigError(
-        f"encoder.weights: '{weights}' is neither a file nor an entry of {name}; "
-        f"use a file's path or one of {', '.join(accepted)}"
-    )
-
-
-class OneOutput(nn.Module):
-    """Returns one of several outputs of a network."""
-
-    def __init__(self, network: nn.Module, key: str | int) -> None:
-        super().__init__()
-        self.network = network
-        self.key = key
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.network(x)[self.key]
 
 
 def build_backbone(

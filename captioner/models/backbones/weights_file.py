@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from captioner.errors import WeightsError, error_summary
@@ -28,22 +29,15 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
     """
     own = network.state_dict()
     state = read_weights_file(path, own, name)
-    for key, value in own.items():
-        if key.startswith(_CLASSIFIERS) and (key not in state or state[key].shape != value.shape):
-            state[key] = value
-    state = {k: v for k, v in state.items() if k in own or not k.startswith(_CLASSIFIERS)}
-    for key, value in own.items():
-        if key in state and state[key].shape != value.shape:
-            shapes = f"{list(state[key].shape)}, not {list(value.shape)}"
-            raise unfit_weights(path, name, f"its {key} is {shapes}")
-    # Files of old versions of PyTorch lack `num_batches_tracked`, which it adds by itself.
-    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
-    unlike = [key for key in state if key not in own] or missing
-    if unlike:
-        names = f"{unlike[0]} and {len(unlike) - 1} more" if unlike[1:] else unlike[0]
-        holds, has = ("holds", "lacks") if unlike[0] in state else ("lacks", "has")
-        raise unfit_weights(path, name, f"it {holds} {names}, which {name} {has}")
-    network.load_state_dict(state)
+    for key in [key for key in {**own, **state} if key.startswith(_CLASSIFIERS)]:
+        if key not in own:
+            del state[key]
+        elif key not in state or state[key].shape != own[key].shape:
+            state[key] = own[key]
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:  # after its first line, the keys that do not fit
+        raise unfit_weights(path, name, str(error).partition("\n")[2]) from None
 
 
 def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[str, Tensor]:
@@ -59,46 +53,32 @@ def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[s
     content: Any
     try:
         if path.endswith(".safetensors"):
-            from safetensors.torch import load_file
-
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported" not in str(error) and "GLOBAL" not in str(error):
-            raise unfit_weights(path, name, "is no file that torch.save wrote") from None
-        raise unfit_weights(
-            path,
-            name,
-            "it holds Python objects, such as a whole model, and reading these could run code; "
-            "save the weights alone: torch.save(model.state_dict(), FILE)",
-        ) from None
+    except pickle.UnpicklingError:
+        reason = (
+            "is no file of torch.save, or holds Python objects, such as a whole model, which could "
+            "run code; save the weights alone: torch.save(model.state_dict(), FILE)"
+        )
+        raise unfit_weights(path, name, reason) from None
     except Exception as error:  # noqa: BLE001  torch.load raises almost anything on other files
         raise unfit_weights(path, name, error) from None
     for key in _STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping):
-        raise unfit_weights(path, name, f"it holds a {type(content).__name__}")
-    state = {key: value for key, value in content.items() if isinstance(value, Tensor)}
+    state = dict(content) if isinstance(content, Mapping) else {}
+    state = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     if not state:
-        keys = ", ".join(list(map(str, content))[:5]) or "nothing"
-        raise unfit_weights(path, name, f"it holds {keys}, and no tensors")
-    return _without_prefix(state, expected)
+        raise unfit_weights(path, name, "it holds no tensors by name")
+    # The names may have a prefix: the one with the most of the expected names is removed.
+    first = next(iter(expected), "")
+    prefixes = ["", *sorted(key.removesuffix(first) for key in state if key.endswith(f".{first}"))]
+    best = max(prefixes, key=lambda prefix: sum(f"{prefix}{key}" in state for key in expected))
+    return {key.removeprefix(best): x for key, x in state.items() if key.startswith(best)}
 
 
 def unfit_weights(path: str, name: str, reason: object) -> WeightsError:
     """Return the error for a file that holds something else than the weights of a network."""
     reason = error_summary(reason, part="line", max_length=300)
     return WeightsError(f"{path} does not hold the weights of {name} ({reason})")
-
-
-def _without_prefix(state: dict[str, Tensor], expected: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors under the prefix with the most of the expected names, without it."""
-    first = next(iter(expected), "")
-    prefixes = {key.removesuffix(first) for key in state if key.endswith(f".{first}")}
-    best = max(
-        ["", *sorted(prefixes)],
-        key=lambda prefix: sum(f"{prefix}{name}" in state for name in expected),
-    )
-    return {k.removeprefix(best): v for k, v in state.items() if k.startswith(best)}

@@ -16,7 +16,7 @@ from torch import nn
 from captioner.data.transforms import ImageTransform, open_image
 from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
-from captioner.models.backbones.timm_source import fold_batch_norms, set_drop_path
+from captioner.models.backbones.sources import fold_batch_norms, set_drop_path
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 

