@@ -33,7 +33,6 @@ from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.log import progress_bar
 from captioner.models.attention.attention import Attention, HardSelect
-from captioner.models.attention.multi_head import MultiHeadAttention
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel
 from captioner.types import AttentionOutput, Grid
@@ -230,7 +229,7 @@ def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
     attentions = [each for each in decoder.modules() if isinstance(each, Attention)]
     for layer, attention in enumerate(attentions):
         if isinstance(attention.select, HardSelect):
-            heads = attention.values.heads if isinstance(attention, MultiHeadAttention) else 1
+            heads = 1 if attention.values is None else attention.values.heads
             select: Any = _GraphSelect(attention.select, choice, layer, heads)
             attention.select = select
 

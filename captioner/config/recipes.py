@@ -54,18 +54,15 @@ class _Parser(ArgumentParser):
     config_class: type[ModelConfig]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if self.exit_on_error:
-            raise ConfigError(_refusal(self.config_class, message)) from None
-        super().error(message, ex)
-
-
-def _refusal(config_class: type[ModelConfig], message: str) -> str:
-    """Return jsonargparse's message on one line; about a value, what its setting accepts."""
-    place = re.search(r'key "(\w+)\.(\w+)"', message)
-    section = getattr(config_class(), place[1], None) if place else None
-    if place is None or section is None:
-        return error_summary(message)
-    return f"{place[1]}.{place[2]}: use {in_words(get_type_hints(type(section))[place[2]])}"
+        if not self.exit_on_error:
+            super().error(message, ex)
+        # About a value, jsonargparse says which Python types failed; we say what is accepted.
+        place = re.search(r'key "(\w+)\.(\w+)"', message)
+        section = getattr(self.config_class(), place[1], None) if place else None
+        if place is None or section is None:
+            raise ConfigError(error_summary(message)) from None
+        accepted = in_words(get_type_hints(type(section))[place[2]])
+        raise ConfigError(f"{place[1]}.{place[2]}: use {accepted}") from None
 
 
 def instantiate(config_class: type[ConfigT], parsed: Namespace) -> ConfigT:
@@ -113,15 +110,14 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
 
 def _find_recipe(recipe: str, folder: Path) -> Path:
     """Return the file of a recipe, given as a path relative to a folder or as a shipped name."""
-    candidates = [folder / recipe, folder / f"{recipe}.yaml"]
-    for path in candidates[: 1 if recipe.endswith((".yaml", ".yml")) else 2]:
+    for path in (folder / recipe, folder / f"{recipe}.yaml"):
         if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
             return path
     shipped = shipped_recipes()
     if recipe in shipped:
         return shipped[recipe]
     top = ", ".join(name for name in shipped if "/" not in name)
-    raise ConfigError(f"{candidates[0]}: no such recipe; name a YAML file, or one of {top}")
+    raise ConfigError(f"{folder / recipe}: no such recipe; name a YAML file, or one of {top}")
 
 
 def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
@@ -130,22 +126,14 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except NO_YAML as error:
-        raise ConfigError(f"{path}: no YAML ({error_summary(error)})") from None
-    bases: Any = document.pop(BASE, None) if isinstance(document, dict) else None
-    bases = [bases] if isinstance(bases, str) else [] if bases is None else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"{path}: base: names no recipe; use a name, a path or a list of these")
+    except (OSError, *NO_YAML) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML ({error_summary(error)})") from None
+    bases: Any = document.pop(BASE, None) or [] if isinstance(document, dict) else []
     sections: Sections = {}
-    for base in bases:
-        try:
-            found = _find_recipe(base, path.parent)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: base: {error}") from None
-        sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
     try:
+        for base in bases if isinstance(bases, list) else [bases]:
+            found = _find_recipe(str(base), path.parent)
+            sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
         named = sections_of(document)
         config = from_sections(Config, named)
     except ConfigError as error:

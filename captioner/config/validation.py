@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from dataclasses import fields, replace
-from typing import get_type_hints
+from typing import Any
 
 from captioner.config.fields import validate_section
 from captioner.config.model import ModelConfig
@@ -27,7 +26,7 @@ def validate(config: ModelConfig) -> None:
     longest = float(config.decoding.max_words)
     if isinstance(config, Config):
         _check_sources(config)
-        _validate_training(config)
+        _check_training(config)
         # in training the start token comes before the caption
         longest = max(longest, (config.data.max_words or math.inf) + 1)
     most = config.decoder.reads_at_most
@@ -39,33 +38,29 @@ def validate(config: ModelConfig) -> None:
         )
 
 
-def _validate_training(config: Config) -> None:
+def _check_training(config: Config) -> None:
     """Check the rules between the settings of training."""
-    for section, samples, baseline in (
-        ("hard", config.hard.samples, config.hard.baseline),
-        ("self_critical", config.self_critical.samples, config.self_critical.baseline),
-    ):
-        if baseline == "leave_one_out" and samples == 1:
+    is_hard, rewards = config.attention.select == "hard", config.self_critical.samples > 0
+    for section, settings in (("hard", config.hard), ("self_critical", config.self_critical)):
+        if settings.baseline == "leave_one_out" and settings.samples == 1:
             raise ConfigError(
                 f"{section}.samples: the baseline leave_one_out needs 2 or more; use another "
                 f"{section}.baseline for 1"
             )
-    if config.attention.select == "hard" and config.decoder.kind == "mean":
+    if is_hard and config.decoder.kind == "mean":
         raise ConfigError("attention.select: the decoder mean has no attention; use soft")
     if config.data.cache_min_area < 1 and not config.data.cache:
         raise ConfigError(
             "data.cache_min_area: there is no cache to crop from; name a folder with data.cache, "
             "or use 1 (data.min_area is for photos)"
         )
-    if not config.self_critical.samples:
-        return
     for key in ("teachers", "attention_effect"):
-        if getattr(config.loss, key):
+        if rewards and getattr(config.loss, key):
             raise ConfigError(
                 f"loss.{key}: is a term in addition to the cross-entropy of the data's captions, "
                 "which self_critical.samples replaces; use one of the two"
             )
-    if config.attention.select == "hard":
+    if rewards and is_hard:
         raise ConfigError(
             "self_critical.samples: hard attention is trained by cross-entropy only so far; use 0"
         )
@@ -73,10 +68,8 @@ def _validate_training(config: Config) -> None:
 
 def unused_settings(config: Config, *, captions: int) -> list[str]:
     """Return one sentence for each setting that differs from its default and does nothing here."""
-    sentences = []
     data, optim = config.data, config.optim
-    # A lower bound: batches that are not full add a few.
-    steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
+    sentences = []
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
     if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:
         sentences.append(
@@ -87,18 +80,19 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     if data.cache_views > 1 and not data.cache:
         sentences.append("data.cache_views: no cache holds them; name a folder in data.cache")
     if data.sources is not None:
-        per_source = get_type_hints(SourceConfig)
-        for key, value in vars(DataConfig()).items():
-            if key in per_source and getattr(data, key) != value:
-                sentences.append(
-                    f"data.{key}: does nothing, because each of data.sources has its own; remove it"
-                )
+        sentences += [
+            f"data.{key}: does nothing, because each of data.sources has its own; remove it"
+            for key in _of_a_source(data)
+            if getattr(data, key) != getattr(DataConfig, key)
+        ]
     if not optim.name.startswith("rmsprop"):
         sentences += [
             f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"
             for key in ("momentum", "alpha", "centered")
             if getattr(optim, key) != getattr(OptimConfig, key)
         ]
+    # A lower bound: batches that are not full add a few.
+    steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     if optim.warmup_steps > steps:
         sentences.append(
             f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays "
@@ -110,40 +104,34 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
 # --- several data sets ----------------------------------------------------------------------------
 
 
+def _of_a_source(data: DataConfig) -> dict[str, Any]:
+    """Return the settings that each of several data sets has for itself."""
+    names = {field.name for field in fields(SourceConfig)}
+    return {name: value for name, value in vars(data).items() if name in names}
+
+
 def data_sources(data: DataConfig) -> list[SourceConfig]:
     """Return the data sets of a recipe, each named as `SourceConfig` says."""
-
-    def usual_name(source: SourceConfig) -> str:
-        return source.name or (source.format if source.format != "auto" else "source")
-
-    if data.sources is None:
-        shared = {field.name for field in fields(SourceConfig)} & {f.name for f in fields(data)}
-        source = SourceConfig(**{name: getattr(data, name) for name in shared})
-        return [replace(source, name=usual_name(source))]
-    names = Counter(map(usual_name, data.sources))
+    sources = data.sources
+    if sources is None:
+        sources = (SourceConfig(**_of_a_source(data)),)
+    names = [
+        source.name or (source.format if source.format != "auto" else "source")
+        for source in sources
+    ]
     return [
-        replace(source, name=name if source.name or names[name] == 1 else f"{name}-{position}")
-        for position, source in enumerate(data.sources, start=1)
-        for name in (usual_name(source),)
+        replace(source, name=name if source.name or names.count(name) == 1 else f"{name}-{number}")
+        for number, (source, name) in enumerate(zip(sources, names, strict=True), start=1)
     ]
 
 
 def _check_sources(config: Config) -> None:
-    """Refuse a list of sources that cannot be trained on and validated on.
-
-    Raises:
-        ConfigError: Names the key and what is accepted.
-    """
+    """Refuse a list of sources that cannot be trained on and validated on."""
     sources = data_sources(config.data)
     names = [source.name for source in sources]
     if config.data.sources is None and not config.data.root:
         raise ConfigError("data.root: is empty; name the folder of the data set")
     for source in sources:
-        if not re.fullmatch(r"[\w.-]+", source.name):
-            raise ConfigError(
-                f"data.sources: '{source.name}' is no name of a source; use letters, digits, "
-                "'_', '-' and '.'"
-            )
         if names.count(source.name) > 1:
             raise ConfigError(
                 f"data.sources: two sources have the name {source.name}; use another name for one"
@@ -175,16 +163,12 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
         return replace(data, root=roots)
     found = {source.name: source.root for source in data_sources(data)}
     for given in re.split(r",(?=[\w.-]+=)", roots):
-        match = re.fullmatch(r"([\w.-]+)=(.*)", given)
-        if not match and len(found) > 1:
-            raise ConfigError(
-                f"data.root: {given} is for which of the sources? Use NAME={given} with NAME one "
-                f"of {', '.join(found)}"
-            )
-        name, path = match.groups() if match else (next(iter(found)), given)
+        name, path = next(iter(found)), given
+        if len(found) > 1 or re.match(r"[\w.-]+=", given):
+            name, _, path = given.partition("=")
         if name not in found:
             raise ConfigError(
-                f"data.root: there is no source '{name}'; use NAME=PATH with NAME one of "
+                f"data.root: {given} names none of the sources; use NAME=PATH with NAME one of "
                 f"{', '.join(found)}"
             )
         found[name] = path

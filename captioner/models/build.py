@@ -17,8 +17,7 @@ from captioner.config import (
 )
 from captioner.config.validation import validate
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention
-from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
+from captioner.models.attention.attention import Attention, HeadValues
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.backbones.sources import set_drop_path
 from captioner.models.decoders.base import Decoder
@@ -47,7 +46,9 @@ def build_model(
     encoder = build_encoder(config.encoder, size_px=size_px, pretrained=pretrained)
     cells = None
     if config.attention.score == "location":  # only this score needs L, which costs a pass
-        cells = grid_cells(encoder, *size_px)
+        with torch.no_grad():
+            cells = encoder.eval()(torch.zeros(1, 3, *size_px)).features.shape[1]
+        encoder.train()
     decoder = build_decoder(
         config.decoder,
         config.attention,
@@ -97,20 +98,6 @@ def build_encoder(
     )
 
 
-def grid_cells(encoder: Encoder, height_px: int, width_px: int) -> int:
-    """Return L, the cells of the encoder's grid of images of this size."""
-    backbone = encoder.backbone
-    like = next(backbone.parameters())
-    empty = torch.zeros(1, 3, height_px, width_px, device=like.device, dtype=like.dtype)
-    modes = [(module, module.training) for module in backbone.modules()]
-    backbone.eval()  # or BatchNorm would take the empty image into its statistics
-    with torch.no_grad():
-        count = backbone(empty).shape[2:].numel()
-    for module, training in modes:
-        module.training = training
-    return count
-
-
 def build_attention(
     config: AttentionConfig,
     *,
@@ -128,14 +115,19 @@ def build_attention(
     score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
     window = WINDOWS[config.window](config, query_dim=query_dim)
     select = SELECTS[config.select](config)
-    of_cells: Any = {"local": config.values == "local", "key_smoothing": config.key_smoothing}
-    if config.heads == 1 and context_dim is None:
-        return Attention(score, window, select, **of_cells)
-    require_divisor("attention.heads", config.heads, feature_dim, "D, the size of a cell's vector,")
-    values = HeadValues(
-        feature_dim=feature_dim, context_dim=context_dim or feature_dim, heads=config.heads
+    values, heads = None, config.heads
+    if heads > 1 or context_dim is not None:
+        require_divisor("attention.heads", heads, feature_dim, "D, the size of a cell's vector,")
+        context_dim = context_dim or feature_dim
+        values = HeadValues(feature_dim=feature_dim, context_dim=context_dim, heads=heads)
+    return Attention(
+        score,
+        window,
+        select,
+        values=values,
+        local=config.values == "local",
+        key_smoothing=config.key_smoothing,
     )
-    return MultiHeadAttention(score, window, select, values=values, **of_cells)
 
 
 def build_decoder(

@@ -1,6 +1,6 @@
 """Attention in three exchangeable stages, score, window and select, with those of the paper.
 
-Other scores are in `scores`, windows of some cells in `windows`, several heads in `multi_head`.
+Other scores are in `scores`, windows of some cells in `windows`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Memory:
     Args:
         grid: The cells that contexts are made of, features [B, L, D].
         keys: [B, heads, L, A / heads], compared with the query by the score.
-        values: [B, heads, L, D / heads], projected values (MultiHeadAttention); None where the
+        values: [B, heads, L, D / heads], projected values (HeadValues); None where the
             cells themselves are the values, as in the paper.
         use_expectation: bool [B], images whose context is the expectation in this batch
             (HardSelect).
@@ -50,8 +50,8 @@ class Memory:
         return replace(self, **parts)
 
 
-class Score(nn.Module, ABC):
-    """Rates how well each cell fits the decoder's state.
+class Score(nn.Module):
+    """Rates how well each cell fits the decoder's state: the dot product, unless overridden.
 
     With several heads, queries and keys are cut into parts of size A / heads, and each part is
     compared on its own (Vaswani et al., 2017, section 3.2.2). Subclasses are built from the
@@ -74,9 +74,9 @@ class Score(nn.Module, ABC):
         """Return scores [B, heads, K, L] of queries [B, K, H]."""
         return self.compare(split_heads(self.query(query), self.heads), keys)
 
-    @abstractmethod
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compare queries [B, heads, K, a] with keys [B, heads, L, a]: [B, heads, K, L]."""
+        return queries @ keys.transpose(-1, -2)
 
 
 class AdditiveScore(Score):
@@ -257,14 +257,29 @@ def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
     return (log_map.detach() - clock.clamp_min(torch.finfo(clock.dtype).tiny).log()).argmax(-1)
 
 
+class HeadValues(nn.Module):
+    """Projects values for several heads, and the heads' contexts back to one vector.
+
+    W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2).
+    """
+
+    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value = nn.Linear(feature_dim, feature_dim)
+        self.output = nn.Linear(feature_dim, context_dim)
+
+
 class Attention(nn.Module):
     """score -> window -> select.
 
     The K hypotheses of an image (beams, or the words of a caption read at once by a Transformer)
-    share its memory. There is one head, and contexts are made of the annotation vectors themselves,
-    as in the paper; `MultiHeadAttention` has several, with projected values.
+    share its memory.
 
     Args:
+        values: Lets each head attend on its own to projected values; the map of a word is the mean
+            over the heads, and with hard attention each head samples a cell. None: one head, and
+            contexts are made of the annotation vectors themselves, as in the paper.
         local: Make contexts (and the decoder's first state) of the cells before the encoder's
             self-attention, while keys come from those after it, so that hard attention reads what
             is in one place. Without self-attention in the encoder both are the same.
@@ -277,33 +292,64 @@ class Attention(nn.Module):
         window: Window,
         select: Select,
         *,
+        values: HeadValues | None = None,
         local: bool = False,
         key_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        self.score, self.window, self.select = score, window, select
+        self.score, self.window, self.select, self.values = score, window, select, values
         self.local, self.key_smoothing = local, key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
-        """Compute the keys of B grids, once per image."""
+        """Compute keys, and with several heads values, of B grids, once per image."""
         cells = grid.local if self.local and grid.local is not None else grid.features
         if torch.is_autocast_enabled(cells.device.type) and cells.dtype == torch.float32:
             # Once here: autocast would cast all cells again for every word.
             cells = cells.to(torch.get_autocast_dtype(cells.device.type))
+        values = None
+        if self.values is not None:
+            values = split_heads(self.values.value(cells), self.values.heads)
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(smoothed(grid, self.key_smoothing)),
+            values=values,
             use_expectation=self.select.draw_expectation(cells.shape[0], cells.device, grid.seeds),
             at_random=grid.at_random,
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
         """Attend once with queries [B, K, H] for the words at `position` (an int, or [K])."""
-        scores = self.scores(query, memory, position).squeeze(1)
-        seeds = memory.seeds
-        if seeds is not None:  # one for each word: [B, 1] or [B, K]
+        scores = self.scores(query, memory, position)  # [B, heads, K, L]
+        seeds, use_expectation = memory.seeds, memory.use_expectation
+        heads = scores.shape[1]
+        if memory.values is not None:
+            if use_expectation is not None:
+                use_expectation = use_expectation.repeat_interleave(heads)
+            if seeds is not None:  # one for each head: [B * heads]
+                head = torch.arange(heads, device=seeds.device)
+                seeds = child_seeds(seeds.unsqueeze(1), head).flatten()
+        if seeds is not None:  # one for each word: [..., 1] or [..., K]
             seeds = child_seeds(seeds.unsqueeze(1), position)
-        return self.select(scores, memory.grid.features, memory.use_expectation, seeds)
+        if self.values is None or memory.values is None:
+            return self.select(scores.squeeze(1), memory.grid.features, use_expectation, seeds)
+        values = memory.values.flatten(0, 1)
+        attended = self.select(scores.flatten(0, 1), values, use_expectation, seeds)
+
+        def by_head(joined: Tensor) -> Tensor:
+            """Map [B * heads, K, ...] to [B, K, heads, ...]."""
+            return joined.unflatten(0, (-1, heads)).transpose(1, 2)
+
+        maps = by_head(attended.weights)
+        cells = None if attended.cells is None else by_head(attended.cells)
+        return AttentionOutput(
+            context=self.values.output(by_head(attended.context).flatten(-2)),
+            weights=maps.mean(2),
+            entropy=by_head(attended.entropy).mean(2),
+            # heads sample independently given the state
+            log_prob=by_head(attended.log_prob).sum(2),
+            cells=cells.squeeze(-1) if cells is not None and heads == 1 else cells,
+            heads=maps.unsqueeze(2) if heads > 1 else None,
+        )
 
     def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
         """Return scores [B, heads, K, L], -inf outside of the window."""

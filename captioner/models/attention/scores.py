@@ -32,7 +32,7 @@ class DotScore(Score):
         self.scale = (config.dim / config.heads) ** -0.5 if config.score == "scaled_dot" else 1.0
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return (queries * self.scale) @ keys.transpose(-1, -2)
+        return super().compare(queries * self.scale, keys)
 
 
 class GeneralScore(Score):
@@ -44,9 +44,6 @@ class GeneralScore(Score):
         require_divisor("attention.heads", config.heads, query_dim, "decoder.hidden_dim")
         key = nn.Linear(feature_dim, query_dim, bias=False)
         super().__init__(query=nn.Identity(), key=key, heads=config.heads)
-
-    def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return queries @ keys.transpose(-1, -2)
 
 
 class CosineScore(DotScore):
@@ -68,8 +65,8 @@ class CosineScore(DotScore):
         return functional.normalize(super().keys(features), dim=-1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
-        queries = functional.normalize(queries, dim=-1) * self.log_strength.exp().view(-1, 1, 1)
-        return queries @ keys.transpose(-1, -2)
+        strength = self.log_strength.exp().view(-1, 1, 1)
+        return super().compare(functional.normalize(queries, dim=-1) * strength, keys)
 
 
 class LocationScore(Score):
@@ -78,8 +75,7 @@ class LocationScore(Score):
     def __init__(
         self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
     ) -> None:
-        if cells is None:
-            raise ConfigError("attention.score: location needs to know the number of cells")
+        assert cells is not None
         query = nn.Linear(query_dim, config.heads * cells)
         super().__init__(query=query, key=nn.Identity(), heads=config.heads)
         self.cells = cells

@@ -55,19 +55,15 @@ class Backbone(nn.Module):
         self.requires_grad_(False)
         if trainable_from is None:
             return len(self.stages)
-        if trainable_from in self.names:
-            first = self.names.index(trainable_from)
-            self.stages[first:].requires_grad_(True)
-            return first
-        # By the network's own names, without the indices of the stages.
+        # Layers of a network that is one stage, `body`, go by the network's own names.
         parameters = [
-            (name.removeprefix("network.") if prefix == "body" else f"{prefix}.{name}", each)
-            for prefix, stage in zip(self.names, self.stages, strict=True)
-            for name, each in stage.named_parameters()
+            (f"{stage}.{name}".removeprefix("body.network."), parameter)
+            for stage, module in zip(self.names, self.stages, strict=True)
+            for name, parameter in module.named_parameters()
         ]
-        reached = False
+        reached = trainable_from == self.names[0] == "body"
         for name, parameter in parameters:
-            reached = reached or name == trainable_from or name.startswith(f"{trainable_from}.")
+            reached = reached or f"{name}.".startswith(f"{trainable_from}.")
             parameter.requires_grad_(reached)
         if not reached:
             layers = dict.fromkeys(name.split(".")[0] for name, _ in parameters)

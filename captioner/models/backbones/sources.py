@@ -260,7 +260,8 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     hub_id = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
     revision = weights.removeprefix("default@") if weights.startswith("default@") else None
     is_transformer = timm.models.is_model_in_modules(name, _TRANSFORMERS)
-    is_file, overlay = False, None
+    is_file = False
+    overlay: dict[str, Any] | None = None
     if revision is not None:
         if not (hub_id and revision):
             raise ConfigError(

@@ -39,20 +39,19 @@ class MeanDecoder(LSTMDecoder):
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[AttentionOutput, LSTMState]:
-        attended = uniform_attention(memory.grid.features, state.h.shape[1])
+        features, beams = memory.grid.features, state.h.shape[1]
+        images, cells, _ = features.shape
+        # at least float32, as of all attention: in half precision the map would not sum to 1
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        zero = features.new_zeros(images, beams, dtype=dtype)
+        attended = AttentionOutput(
+            context=features.mean(1, keepdim=True).expand(-1, beams, -1),
+            weights=features.new_full((images, beams, cells), 1.0 / cells, dtype=dtype),
+            entropy=torch.log(zero + cells),
+            log_prob=zero,
+        )
         return attended, self.advance(word_gates, state, state.h[..., :0])
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
         assert self.from_h is not None
         return self.vocabulary(self.dropout(torch.tanh(self.from_h(self.dropout(output)))))
-
-
-def uniform_attention(features: Tensor, beams: int) -> AttentionOutput:
-    """Attend to all cells of [B, L, D] alike, for K = `beams` hypotheses."""
-    images, cells, _ = features.shape
-    mean = features.mean(1, keepdim=True).expand(-1, beams, -1)
-    # at least float32, as of all attention: in half precision the map would not sum to 1
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    uniform = features.new_full((images, beams, cells), 1.0 / cells, dtype=dtype)
-    zero = features.new_zeros(images, beams, dtype=dtype)
-    return AttentionOutput(mean, uniform, entropy=torch.log(zero + cells), log_prob=zero)

@@ -58,25 +58,33 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(dim, dim)
         self.output = nn.Linear(dim, dim)
 
-    def forward(self, words: Tensor) -> Tensor:
-        """Let every word of [N, T, H] attend to itself and to those before."""
-        keys, values = self.split(self.key(words)), self.split(self.value(words))
-        return self.attend(words, keys, values, causal=True)
+    def forward(
+        self, words: Tensor, earlier: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Let every word attend to itself and to those before.
 
-    def split(self, words: Tensor) -> Tensor:
-        """Map [N, T, H] to [N, heads, T, H / heads]."""
-        return split_heads(words, self.heads)
+        Args:
+            words: [N, T, H]; one word (T = 1) where `earlier` is given.
+            earlier: Keys and values of the words before these, [N, heads, T', H / heads] each.
 
-    def attend(self, words: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Tensor:
-        """Attend from words [N, T', H] to keys and values [N, heads, T, H / heads]."""
+        Returns:
+            [N, T, H], and the keys and values of all words.
+        """
+        query, keys, values = (
+            split_heads(project(words), self.heads)
+            for project in (self.query, self.key, self.value)
+        )
+        if earlier is not None:
+            keys = torch.cat([earlier[0], keys], dim=2)
+            values = torch.cat([earlier[1], values], dim=2)
         attended = functional.scaled_dot_product_attention(
-            self.split(self.query(words)),
+            query,
             keys,
             values,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
+            is_causal=earlier is None,
         )
-        return self.output(attended.transpose(1, 2).flatten(-2))
+        return self.output(attended.transpose(1, 2).flatten(-2)), keys, values
 
 
 class TransformerLayer(nn.Module):
@@ -168,16 +176,12 @@ class TransformerDecoder(Decoder):
         words = self._embed(tokens, torch.full((1,), position, device=tokens.device), position)
         keys, values, attended_layers = [], [], []
         for number, layer in enumerate(self._layers()):
-            attention = layer.self_attention
-            last = layer.before(words, 0).flatten(0, 1).unsqueeze(1)  # [B * K, 1, H]
-            new = (attention.key(last), attention.value(last))
-            grown = [
-                torch.cat([cached[:, :, number].flatten(0, 1), attention.split(now)], dim=2)
-                for cached, now in zip(state, new, strict=True)
-            ]  # [B * K, heads, T, H / heads]
-            change = attention.attend(last, *grown, causal=False)
-            keys.append(grown[0].unflatten(0, tokens.shape))
-            values.append(grown[1].unflatten(0, tokens.shape))
+            change, *all_words = layer.self_attention(
+                layer.before(words, 0).flatten(0, 1).unsqueeze(1),  # [B * K, 1, H]
+                (state.keys[:, :, number].flatten(0, 1), state.values[:, :, number].flatten(0, 1)),
+            )
+            keys.append(all_words[0].unflatten(0, tokens.shape))
+            values.append(all_words[1].unflatten(0, tokens.shape))
             words = layer.after(words, change.view_as(words), 0)
             words, attended = layer.attend(words, memory.layers[number], position)
             attended_layers.append(attended)
@@ -198,7 +202,7 @@ class TransformerDecoder(Decoder):
         attended_layers = []
         for layer, layer_memory in zip(self._layers(), memory.layers, strict=True):
             # A caption is padded at its end only, to which no earlier word attends.
-            words = layer.after(words, layer.self_attention(layer.before(words, 0)), 0)
+            words = layer.after(words, layer.self_attention(layer.before(words, 0))[0], 0)
             words, attended = layer.attend(words, layer_memory, position)
             attended_layers.append(attended)
         attended = _join_layers(attended_layers)

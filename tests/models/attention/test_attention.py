@@ -17,10 +17,10 @@ from captioner.models.attention.attention import (
     Attention,
     GlobalWindow,
     HardSelect,
+    HeadValues,
     Select,
     SoftSelect,
 )
-from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
 from captioner.models.attention.scores import DotScore
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
@@ -93,7 +93,7 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
 
 def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
     torch.manual_seed(0)
-    attention = MultiHeadAttention(
+    attention = Attention(
         DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
         GlobalWindow(AttentionConfig(), query_dim=H),
         select or SoftSelect(AttentionConfig()),
@@ -118,7 +118,7 @@ def test_multi_head_attention_is_torchs_own(heads: int) -> None:
         AttentionConfig("scaled_dot", dim=dim, heads=heads), query_dim=dim, feature_dim=dim
     )
     values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
-    ours = MultiHeadAttention(
+    ours = Attention(
         score,
         GlobalWindow(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),

@@ -15,8 +15,13 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.generation import SearchOptions, search
-from captioner.models.attention.attention import GlobalWindow, HardSelect, SoftSelect
-from captioner.models.attention.multi_head import HeadValues, MultiHeadAttention
+from captioner.models.attention.attention import (
+    Attention,
+    GlobalWindow,
+    HardSelect,
+    HeadValues,
+    SoftSelect,
+)
 from captioner.models.attention.scores import DotScore
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
@@ -35,8 +40,8 @@ def random_decoder(
     """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
 
-    def attend(context_dim: int | None = None) -> MultiHeadAttention:
-        return MultiHeadAttention(
+    def attend(context_dim: int | None = None) -> Attention:
+        return Attention(
             DotScore(
                 AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=D
             ),
