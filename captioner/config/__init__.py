@@ -1,8 +1,4 @@
-"""Every setting, typed, with its range, default and meaning; YAML files and options fill it.
-
-This package passes on the settings of a model; those of training are in `settings`, `recipes` and
-`validation`.
-"""
+"""Settings of a model; those of training are in `settings`, `recipes` and `validation`."""
 
 from captioner.config.fields import require_divisor, validate_section
 from captioner.config.model import (

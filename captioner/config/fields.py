@@ -1,7 +1,6 @@
 """Types of settings, with their wording for users, and the check of a value against its type.
 
-They live apart from the settings because jsonargparse takes what it finds under `TYPE_CHECKING` in
-the module of a settings class for the types of its fields.
+In settings.py, jsonargparse would take the `TYPE_CHECKING` block for the types of the fields.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ IN_WORDS: dict[Any, str] = {
 
 
 def _number(name: str, kind: type, in_words: str, *restrictions: tuple[str, float]) -> Any:
-    """Define a restricted number type, and how its range is worded in refusals."""
     number = restricted_number_type(name, kind, list(restrictions), docstring=in_words)
     IN_WORDS[number] = in_words
     return number

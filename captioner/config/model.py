@@ -1,7 +1,6 @@
-"""The settings of a model: type, accepted range, default and meaning of each; to YAML and back.
+"""The settings of a model, to YAML and back; descriptions are the help texts of the options.
 
-The types of numbers state the accepted range; names of implementations come from
-`captioner.registry`. Section and key names are a public format: model folders hold them.
+Names of sections and keys are a public format: model folders hold them.
 """
 
 from __future__ import annotations
@@ -111,13 +110,11 @@ class AttentionConfig:
         heads: Attention heads, each with its share of that space; 1 is the paper's.
         radius: Local windows: largest distance from the centre, in cells.
         words: `local_m`: number of words in which the window moves over the entire grid.
-        values: Where the encoder has self-attention: context vectors are made of the cells after
-            it (`contextual`), or of the encoder's projected cells before it (`local`); scores use
-            the cells after it in both cases.
-        key_smoothing: Weight of the cells on each side, from 0 to 1, in the average of neighbours
-            that scores compare: 0 compares each cell alone, as in the paper; 0.5 makes of 3 x 3
-            cells the binomial filter (1 2 1). Neighbouring cells then score alike, and hard
-            attention rests on objects instead of single cells.
+        values: Contexts are made of the cells after the encoder's self-attention (`contextual`) or
+            of those before it (`local`); scores always compare the cells after it.
+        key_smoothing: Weight of the cells on each side, from 0 to 1, in the average of 3 x 3 cells
+            that scores compare: 0 compares each cell alone, as in the paper; 0.5 is the binomial
+            filter (1 2 1). Hard attention then rests on objects instead of single cells.
         temperature: Scores are divided by this before the softmax.
         semi_sampling: `hard`, in training: probability of taking the expectation instead of a
             sample, drawn for each image as in section 4.1 (the original code: for each batch).
@@ -149,8 +146,8 @@ class DecoderConfig:
             Show and Tell, without attention; `transformer`.
         hidden_dim: Size H of the LSTM, or of the Transformer's layers.
         embed_dim: Size E of the word embedding; a Transformer's is H.
-        gate: beta of section 4.2.1: one number a word (`scalar`, the paper), one a feature
-            (`vector`, as popular reimplementations), or `none`. LSTM decoders that attend.
+        gate: LSTM decoders: beta of section 4.2.1, one number a word (`scalar`, the paper), one a
+            feature (`vector`, as popular reimplementations), or `none`.
         output: `lstm`: `deep` is equation 7, with tanh before the last layer as in the original
             code; `plain` is one layer from the LSTM's state.
         tie_embeddings: Use the embedding matrix as last layer too; with `plain` output H must be E.
@@ -198,10 +195,9 @@ class DecodingConfig:
         max_words: Longest caption.
         min_words: Shortest caption.
         length_penalty: A finished caption's log-probability is divided by its length to this
-            power; 0 compares plain log-probabilities, as the paper does. null is 0.8, until the end
-            of training writes the one with the best validation metric into the model.
-        no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all, as
-            the paper does.
+            power; 0 is the paper's. null is 0.8, until the end of training writes the one with the
+            best validation metric into the model.
+        no_repeat_ngram: No sequence of this many words comes twice in a caption; 0 allows all.
         no_repeat_around: Phrases, such as [and, and a]: the word before one of them does not come
             again right after it ("hat and hat").
         no_double_words: No word comes twice in a row, nor again right after `a`, `an` or `the`
@@ -209,9 +205,8 @@ class DecodingConfig:
         no_repeat_content: No word comes twice in a caption ("a bedroom with a bed in the bedroom"),
             except English function words, numbers, colours and persons. For English captions and
             the tokenizer `words` only.
-        stop: When the search ends. `first`: as soon as as many captions as the beam is wide are
-            finished. `bound`: when, in addition, no unfinished caption can still get a better
-            score than the best of those, by an upper bound on it.
+        stop: The search ends as soon as `beam_size` captions are finished (`first`), or when in
+            addition no other can still get a better score, by an upper bound on it (`bound`).
     """
 
     beam_size: BeamSize = 5

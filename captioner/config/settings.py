@@ -1,9 +1,4 @@
-"""The settings of training, and all of a recipe: type, accepted range, default and meaning of each.
-
-A recipe (a YAML file in `configs/`) names what differs from these defaults, and every setting is an
-option of `captioner train` (`--section.key VALUE`), whose help text is its description here. Rules
-between several settings are in `captioner.config.validation`. Run folders hold the keys.
-"""
+"""Settings of training, and all of a recipe; descriptions are the help texts of the options."""
 
 from __future__ import annotations
 
@@ -42,10 +37,8 @@ class SourceConfig:
         caption_column: As `data.caption_column`.
         train_split: Split to train on; null does not train on this source.
         val_split: Split to validate on; null does not validate on this source.
-        weight: How many times an epoch shows each image: 0.5 shows another random half in each
-            epoch, 2 shows each twice.
-        loss_weight: Factor on the cross-entropy of its captions; the other terms of the loss are
-            the same for all sources.
+        weight: How many times an epoch shows each image; 0.5 shows another random half each time.
+        loss_weight: Factor on the cross-entropy of its captions, not on other terms of the loss.
     """
 
     name: str = ""
@@ -67,8 +60,8 @@ class DataConfig:
 
     Args:
         format: Layout of the data set; `auto` recognises it.
-        root: Its folder, or its captions file. On the command line, of several sources, NAME=PATH
-            for one, or more separated by commas; NAME=null leaves one out.
+        root: Its folder or captions file. Of several sources, on the command line, NAME=PATH for
+            one, or more separated by commas; NAME=null leaves one out.
         file: Captions file in that folder, where it holds several.
         coco_splits: Folder with coco_{train,val,test,restval}.txt, to use Karpathy's split by
             image names with the `coco` format.
@@ -76,10 +69,9 @@ class DataConfig:
         caption_column: Column of a table with captions; null takes the usual names.
         train_split: Split to train on; `train+restval` joins two.
         val_split: Split to validate on.
-        val_share: Share of the images that is held out for validation in a data set without
-            splits, by a hash of their names; 0 validates on the training images.
-        strip_markers: Remove what nearly all captions begin or end with, such as startseq, <end>
-            or "caption:".
+        val_share: Share of the images held out for validation where there are no splits, by a hash
+            of their names; 0 validates on the training images.
+        strip_markers: Remove what nearly all captions begin or end with, such as startseq or <end>.
         sources: Several data sets to train on together, each with settings of its own in place of
             `format`, `root`, `file`, `coco_splits`, `train_split` and `val_split` above.
         tokenizer: How captions are split: into `words`; into `characters` for languages written
@@ -97,12 +89,12 @@ class DataConfig:
         min_area: Smallest share of a training image that a random crop keeps.
         colour: Largest relative change of brightness, contrast and saturation in training.
         view_scale: Size of training images as a share of the model's input. Below 1, objects in
-            cropped training images appear as large as in whole photos afterwards (Touvron et al.,
-            Fixing the train-test resolution discrepancy, 2019), and steps are faster.
+            cropped images appear as large as later in whole ones (Touvron et al., Fixing the
+            train-test resolution discrepancy, 2019), and steps are faster.
         cache: Folder for the output of the frozen encoder stages; null computes it each time.
         cache_views: Augmented views a training image that the cache holds (the first is plain).
-        cache_min_area: Cached features are mirrored and cropped anew whenever they are read, and
-            this is the smallest share that is kept; 1 takes them as they are.
+        cache_min_area: Smallest share of cached features that a random crop keeps, which also
+            mirrors them, whenever they are read; 1 takes them as they are.
     """
 
     format: DataFormat = "auto"
@@ -139,19 +131,16 @@ class LossConfig:
     Args:
         doubly_stochastic: lambda of equation 14, for the penalty summed over the cells.
         label_smoothing: Share of the target's probability spread over all words.
-        teachers: Models (folders or a bundled one's name, as [soft]) whose word probabilities are
-            learnt in addition to the captions, their mean where there are several (Hinton et al.,
-            2015).
+        teachers: Models (folders or a bundled one's name, as [soft]) whose mean word probabilities
+            are learnt in addition to the captions (Hinton et al., 2015).
         distillation: Weight of the teachers' probabilities in the target of a word, from 0 to 1;
             the caption's own word has the rest.
         attention_distillation: Weight of the Kullback-Leibler divergence, a word, of the model's
-            attention from the teachers', so that attention learns where to go from models whose
-            gradient has no noise (Zagoruyko and Komodakis, 2017). Needs `teachers`.
+            attention from the teachers' (Zagoruyko and Komodakis, 2017). Needs `teachers`.
         attention_effect: Nats a word that a caption is to lose when random cells are read in place
-            of the attended ones (for soft attention, the mean of all cells), so that words depend
-            on where the model attends; how far each caption is from that is added to the loss
-            (after Rao et al., 2021). 0 leaves this out, and the second pass of the decoder that it
-            needs.
+            of the attended ones (for soft attention, the mean of all cells); how far each caption
+            is from that is added to the loss, so that words depend on where the model attends
+            (after Rao et al., 2021). 0 leaves this out, and its second pass of the decoder.
         attention_effect_weight: Weight of that.
     """
 
@@ -170,19 +159,17 @@ class HardConfig:
 
     Args:
         samples: Sequences of attended cells that are sampled for each caption.
-        baseline: What is subtracted from the reward to reduce the gradient's variance:
-            `moving_average` over batches is the paper's; `leave_one_out` is the mean of the
-            caption's other samples.
-        reward: Reward of a sampled cell: `minimised` is minus the loss of the words as it is
-            minimised, with weights, label smoothing and teachers; `log_prob` is the paper's
-            log p(y | s), which is the same without these.
+        baseline: Subtracted from the reward to reduce the gradient's variance: `moving_average`
+            over batches (the paper), or the mean of the caption's other samples (`leave_one_out`).
+        reward: Of a sampled cell: minus the loss of the words as it is `minimised`, with weights,
+            label smoothing and teachers, or `log_prob`, the paper's log p(y | s) without these.
         credit: Words that reward a sampled cell: all of the `caption`, as in the paper, or that
             word and those after it (`future`), which is the same gradient with less variance.
         reward_scale: lambda_r, factor on the gradient of the sampled cells; 1 is the exact
-            gradient of the expected loss of the words (equation 11). The original code's value, in
-            these terms, is about N / (10 T) (0.55 at N 64 captions a batch, T 11.7 words).
-        entropy: lambda_e, weight of the entropy of the attention maps. The original code's value,
-            in these terms, is about 0.002 N (0.13 at N 64).
+            gradient of the expected loss of the words (equation 11). The original code's is about
+            N / (10 T) in these terms (0.55 at N 64 captions a batch, T 11.7 words).
+        entropy: lambda_e, weight of the entropy of the attention maps. The original code's is about
+            0.002 N in these terms (0.13 at N 64).
     """
 
     samples: PositiveInt = 2
@@ -212,17 +199,15 @@ class OptimConfig:
     """The optimizer and its schedule.
 
     Args:
-        name: `adam` (the paper on COCO), `rmsprop_graves` (the paper on Flickr8k: centred, with
-            eps inside the root; Graves, 2013, equations 38 to 41), `rmsprop` (PyTorch's) or
-            `adamw`.
+        name: `adam` (the paper on COCO), `adamw`, `rmsprop` (PyTorch's) or `rmsprop_graves` (the
+            paper on Flickr8k: centred, eps inside the root; Graves, 2013, equations 38 to 41).
         lr: Learning rate of the decoder and the projection.
         encoder_lr: Learning rate of the fine-tuned encoder stages.
         weight_decay: On weight matrices only: not on biases, norms and embeddings.
         momentum: `rmsprop` and `rmsprop_graves`: momentum (Graves: 0.9).
         alpha: `rmsprop` and `rmsprop_graves`: decay of the running mean of squared gradients
             (Graves: 0.95).
-        centered: `rmsprop`: divide by the gradient's standard deviation instead of its root mean
-            square, as `rmsprop_graves` always does.
+        centered: `rmsprop`: divide by the gradient's standard deviation, as `rmsprop_graves` does.
         eps: Added to the divisor, for `rmsprop_graves` under the root (Graves: 1e-4).
         schedule: `constant`, `cosine` down to zero at the last epoch, or `plateau`: the rate
             falls tenfold when the validation metric has not risen for `plateau_epochs`.
@@ -259,20 +244,17 @@ class TrainConfig:
 
     Args:
         output: Run folder.
-        start_from: Model to begin with, a bundled one's name or a folder: its vocabulary, and those
-            of its weights that have the same name and shape here. `captioner finetune` takes its
-            architecture too.
-        start_with: What to begin with: `all` of that model; its `encoder` alone, for a decoder of
-            another kind or size, which then begins untrained; or its `vocabulary` alone, for an
-            independent model that `loss.teachers` can combine with that one.
+        start_from: Model to begin with, a bundled one's name or a folder: its vocabulary and those
+            weights that have the same name and shape here (`finetune`: its architecture too).
+        start_with: Begin with `all` of that model; its `encoder` alone, for another decoder; or its
+            `vocabulary` alone, for an independent model to be combined with it by `loss.teachers`.
         epochs: Passes over the training captions.
         seed: Fixes initial weights, order, augmentation and dropout.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         precision: `auto` is bfloat16 autocast on a GPU that has it, else float32.
         compile: How a step's kernels are started: from CUDA `graphs` that are recorded once, by
-            torch.compile (`inductor`), or one by one by Python (`off`). `auto` is `graphs` on a GPU
-            and `off` on a CPU. Graphs and inductor pad batches to a few fixed shapes. On a GPU, the
-            search of a validation uses graphs unless `off`.
+            torch.compile (`inductor`), or one by one (`off`). `auto` is `graphs` on a GPU, `off` on
+            a CPU. All but `off` pad batches to a few shapes, and search by graphs on a GPU.
         patience: Stop after this many epochs without a better validation metric; 0 never.
         metric: Validation metric, of captions found by beam search, that chooses `best`.
         val_source: Source (a name in `data.sources`) whose metric chooses `best`; null takes the

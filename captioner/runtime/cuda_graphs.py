@@ -1,8 +1,4 @@
-"""Kernels that are recorded once in a CUDA graph and then started together.
-
-A GPU computes faster than Python starts kernels one by one. A graph starts them all at once, if
-their shapes are fixed and nothing is read from the device in between.
-"""
+"""CUDA graphs: kernels of fixed shapes that are recorded once and then started together."""
 
 from __future__ import annotations
 

@@ -23,11 +23,7 @@ GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 
 
 def require_torch(purpose: str) -> None:
-    """Refuse a purpose, the subject of the sentence, where PyTorch is not installed.
-
-    Raises:
-        CaptionerError: It is not installed.
-    """
+    """Raise a CaptionerError, whose subject is the purpose, where PyTorch is not installed."""
     if not torch_is_installed():
         raise CaptionerError(
             f"{purpose} needs PyTorch, which is not installed: pip install 'captioner[train]'"
@@ -121,9 +117,7 @@ def with_empty_images(images: Tensor) -> Tensor:
     import torch
 
     missing = padded_size(len(images)) - len(images)
-    if not missing:
-        return images
-    return torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+    return torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""One training run in several processes, as torchrun starts them: what all of them agree on.
-
-Everything here is an identity in a single process.
-"""
+"""One training run in several processes, as torchrun starts them; identities in a single one."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
 
+JOIN_WITHIN = timedelta(minutes=5)
 # Without a message, after which a process counts as lost; one that ended is noticed at once.
 LOST_AFTER = timedelta(minutes=30)
 
@@ -28,11 +26,7 @@ Result = TypeVar("Result")
 
 
 class FailedElsewhere(SystemExit):
-    """Ends this process with exit code 2 and no message: another one failed and reports why.
-
-    Attributes:
-        error: Why it failed.
-    """
+    """Ends this process with exit code 2 and no message: another one failed and reports why."""
 
     def __init__(self, error: CaptionerError) -> None:
         super().__init__(2)
@@ -50,12 +44,11 @@ def rank() -> int:
 
 
 @contextmanager
-def processes(device: str, *, join_timeout_s: float = 300.0) -> Iterator[None]:
+def processes(device: str) -> Iterator[None]:
     """Join the processes that torchrun started, or none, and leave them at the end.
 
     Args:
         device: `train.device`; unless it is `cpu`, each process takes a GPU of its own.
-        join_timeout_s: Seconds that this process waits for all others to join.
 
     Raises:
         ConfigError: There are more processes on this machine than GPUs.
@@ -75,7 +68,7 @@ def processes(device: str, *, join_timeout_s: float = 300.0) -> Iterator[None]:
             raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    _join(backend, timedelta(seconds=join_timeout_s))
+    _join(backend)
     try:
         yield
     except CaptionerError:
@@ -93,17 +86,17 @@ def processes(device: str, *, join_timeout_s: float = 300.0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _join(backend: str, join_timeout: timedelta) -> None:
+def _join(backend: str) -> None:
     """Make the process group of the run, once all its processes have come."""
     try:
-        store, number, count = next(rendezvous("env://", timeout=join_timeout))
+        store, number, count = next(rendezvous("env://", timeout=JOIN_WITHIN))
         # Each attempt has names of its own: processes that torchrun started again would otherwise
         # find the addresses of the earlier ones.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
         # Not in init_process_group, which would wait for them as long as for a result.
         store.set(f"joined {number}", "")
-        store.wait([f"joined {each}" for each in range(count)], join_timeout)
+        store.wait([f"joined {each}" for each in range(count)], JOIN_WITHIN)
         dist.init_process_group(
             backend, store=store, rank=number, world_size=count, timeout=LOST_AFTER
         )
@@ -111,7 +104,7 @@ def _join(backend: str, join_timeout: timedelta) -> None:
         reason = error_summary(error, part="sentence")
         raise CaptionerError(
             f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{join_timeout.total_seconds():g} s ({reason}); start each of "
+            f"{JOIN_WITHIN.total_seconds():g} s ({reason}); start each of "
             "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
 
@@ -167,7 +160,7 @@ def mean_over_processes(value: Tensor) -> Tensor:
     return total / world_size()
 
 
-def _everyones(value: Result) -> list[Result]:
+def _from_all(value: Result) -> list[Result]:
     """Return the value of each process."""
     values: list[Any] = [value] * world_size()
     if world_size() > 1:
@@ -177,9 +170,9 @@ def _everyones(value: Result) -> list[Result]:
 
 def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
     """Return the mean over the processes of each value; one that a process lacks counts as 0."""
-    everyone = _everyones(dict(values))
-    names = dict.fromkeys(name for given in everyone for name in given)
-    return {name: sum(g.get(name, 0.0) for g in everyone) / len(everyone) for name in names}
+    given = _from_all(dict(values))
+    names = dict.fromkeys(name for each in given for name in each)
+    return {name: sum(each.get(name, 0.0) for each in given) / len(given) for name in names}
 
 
 def gathered(values: Sequence[Result]) -> list[Result]:
@@ -228,7 +221,7 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
         result = function()
     except CaptionerError as raised:
         error = raised
-    for process, first in enumerate(_everyones(error)):
+    for process, first in enumerate(_from_all(error)):
         if first is not None:
             raise (error if error and process == rank() else FailedElsewhere(first)) from None
     return result

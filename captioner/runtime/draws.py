@@ -1,7 +1,6 @@
-"""Random numbers as a function of a seed and a position, and of nothing else.
+"""Random numbers as a function of a seed and a position, so that runs resume on other devices.
 
-Runs can go on with another number of processes. Numbers are hashes of a row's seed (Salmon et al.,
-2011; SplitMix64's hash, Steele et al., 2014), alike on a CPU and a GPU; int64 tensors wrap around.
+Hashes of a row's seed (Salmon et al., 2011; SplitMix64, Steele et al., 2014); int64 wraps around.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Pretrained networks by name, as sequences of named stages.
-
-VGG-19, the ResNets and EfficientNet-Lite2 are cut into their stages, so that fine-tuning can start
-at any of them and the output of the frozen ones can be cached. Any other network is one, `body`.
-"""
+"""Pretrained networks as sequences of named stages; the output of frozen stages can be cached."""
 
 from __future__ import annotations
 
@@ -94,10 +90,8 @@ def build_backbone(
     """Build a backbone and load its weights.
 
     Args:
-        name: `efficientnet_lite2`, or a network of torchvision or timm, if need be with the
-            library's name in front (`timm/resnet18`). The sources are tried in their order.
-        weights: `default`, `none` (random), the name of a torchvision weights entry, or the path of
-            a file (.pth or .safetensors) in the library's own layout.
+        name: As `encoder.backbone`; the sources are tried in their order.
+        weights: As `encoder.weights`; a file is in the library's own layout.
         tap: Last stage of a network in stages, or a graph node of another torchvision network.
         size_px: Height and width of the images, for which a transformer is built.
 
