@@ -42,7 +42,7 @@ def file_system(name: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def os_errors(name: str) -> Iterator[None]:
+def _os_errors(name: str) -> Iterator[None]:
     """Context in which whatever the file system of a URL raises becomes an OSError."""
     try:
         yield
@@ -55,10 +55,10 @@ def os_errors(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Context in which every error but FileNotFoundError becomes a DataError."""
     try:
-        with os_errors(name):
+        with _os_errors(name):
             yield
     except FileNotFoundError:
         raise
@@ -86,7 +86,7 @@ def expand(pattern: str) -> list[str]:
     found: list[str] = []
     for name in names:
         system, path = file_system(name)
-        with _reading(name):
+        with reading(name):
             if any(sign in name for sign in "*?["):
                 paths = sorted(system.glob(path))
             else:
@@ -116,7 +116,7 @@ class Folder:
     def read(self, name: str) -> bytes | None:
         """Return a file's content, None where there is no such file; a DataError says why not."""
         try:
-            with _reading(f"{self.name}/{name}"):
+            with reading(f"{self.name}/{name}"):
                 content: bytes = self.system.cat_file(self.path(name))
         except FileNotFoundError:
             return None
@@ -131,7 +131,7 @@ class Folder:
                 with replacing(Path(path), durable=True) as file:
                     file.write(content)
             else:
-                with os_errors(self.name):
+                with _os_errors(self.name):
                     self.system.pipe_file(path, content)
         except OSError as error:
             raise CaptionerError(
@@ -143,7 +143,7 @@ class Folder:
         """Return the names of the files in a folder of this one, none where it is missing."""
         self.system.invalidate_cache()
         try:
-            with _reading(self.name):
+            with reading(self.name):
                 paths = self.system.ls(self.path(folder), detail=False)
         except FileNotFoundError:
             return set()
@@ -155,7 +155,10 @@ class Folder:
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
-    """Read files behind URLs, concurrently where the file system can; an error in place of one."""
+    """Read files behind URLs, concurrently where the file system can; an error in place of one.
+
+    At most MAX_FILE_BYTES of each: nobody reads a terabyte because a list names it.
+    """
     by_system: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         by_system.setdefault(url.partition("://")[0], []).append(url)
@@ -164,7 +167,6 @@ def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
         system, _ = file_system(names[0])
         # Not `cat`, which takes [ and * in a name for patterns.
         paths = [system._strip_protocol(url) for url in names]
-        # One byte more than is accepted: nobody reads a terabyte because a list names it.
-        contents = system.cat_ranges(paths, 0, MAX_FILE_BYTES + 1, on_error="return")
+        contents = system.cat_ranges(paths, 0, MAX_FILE_BYTES, on_error="return")
         found.update(zip(names, contents, strict=True))
     return found

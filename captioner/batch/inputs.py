@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,7 +20,7 @@ from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
 from captioner.log import logger
-from captioner.storage import expand, file_system, is_url, os_errors
+from captioner.storage import expand, file_system, is_url, reading
 
 Row = tuple[str, str]  # id and path or URL of a photo, or of a tar file of photos
 
@@ -51,9 +51,8 @@ def shards_of(source: str, shard_size: int) -> list[Shard]:
     """
     rows = input_rows(source)
     size = 1 if is_tar(source) else shard_size
-    shards: list[Shard] = []
-    while part := list(islice(rows, size)):
-        shards.append(Shard(len(shards), part))
+    parts = iter(lambda: list(islice(rows, size)), [])
+    shards = [Shard(number, part) for number, part in enumerate(parts)]
     if not shards:
         raise DataError(f"{source}: holds no photos")
     return shards
@@ -66,18 +65,15 @@ def input_rows(name: str) -> Iterator[Row]:
         DataError: The input is missing or not of its form.
     """
     try:
-        with os_errors(name):
+        with reading(name):
             yield from _input_rows(name)
-    except UnicodeDecodeError:
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file or folder") from None
+    except (UnicodeDecodeError, pa.ArrowInvalid) as error:
         raise DataError(
-            f"{name}: is no list or table of photos, which is text in UTF-8; for single photos "
+            f"{name}: is no list or table of photos that can be read ({error}); for single photos "
             "there is captioner caption"
         ) from None
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{name}: is no table that can be read ({error})") from None
-    except OSError as error:
-        reason = "no such file or folder" if isinstance(error, FileNotFoundError) else error
-        raise DataError(f"{name}: cannot be read ({reason})") from None
 
 
 def _input_rows(name: str) -> Iterator[Row]:
@@ -136,38 +132,31 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
     """Yield the photos of a table, whose id, where it has one, may be a number."""
     column = None
     for number, record in enumerate(records, start=1):
+        column = column or usual_column(list(record), IMAGE_COLUMNS)
         if column is None:
-            column = usual_column(list(record), IMAGE_COLUMNS)
-            if column is None:
-                raise DataError(
-                    f"{name}: has no column path, image or file_name; its columns are "
-                    f"{', '.join(record) or 'none'}"
-                )
-        photo = record.get(column)
-        if isinstance(photo, (bytes, dict)):
             raise DataError(
-                f"{name}: its column {column} holds the images themselves, not names of files; "
-                "write each image as a file and give their folder"
+                f"{name}: has no column path, image or file_name; its columns are "
+                f"{', '.join(record) or 'none'}"
             )
+        photo = record.get(column)
         if not isinstance(photo, str) or not photo:
-            raise DataError(f"{name}, row {number}: the {column} is {photo!r}; use a path or URL")
+            raise DataError(
+                f"{name}, row {number}: the {column} is {str(photo)[:50]!r}; use a path or URL, and "
+                "write images that a table holds as files"
+            )
         photo = photo if is_url(name) else without_guard(photo, Path(name).parent)
         yield str(record.get("id") or photo), _resolve(name, photo)
 
 
 def _records(name: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table that is text."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(name)
-        if is_url(name):
-            system, remote = file_system(name)
-            path = Path(folder, posixpath.basename(remote))
-            system.get_file(remote, str(path))
-        bad: list[str] = []
-        for _, record in table_records(path, bad):
-            yield record
-        if bad:
-            raise DataError(bad[0])
+    path = name
+    if is_url(name):
+        path = fsspec.open_local(f"simplecache::{name}", simplecache={"same_names": True})
+    bad: list[str] = []
+    yield from (record for _, record in table_records(Path(path), bad))
+    if bad:
+        raise DataError(bad[0])
 
 
 def _parquet(name: str) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -15,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
 from captioner import __version__
-from captioner.batch.inputs import Shard, is_tar, shards_of
+from captioner.batch.inputs import Shard, shards_of
 from captioner.batch.shard import MAX_EXAMPLES, Job, Part, ShardWorker, part_name, read_part
 from captioner.checkpoint import MANIFEST, model_folder, verify
 from captioner.engines import choose_engine
@@ -47,15 +47,16 @@ class Totals:
     shards: int = 0
     photos: int = 0
     errors: int = 0
-    named: int = 0  # failed photos named so far
 
     def add(self, part: Part) -> None:
+        for path, reason in part.failed[: max(MAX_EXAMPLES - self.errors, 0)]:
+            logger.warning(f"{path}: {reason}")
         self.shards += 1
         self.photos += part.photos
         self.errors += part.errors
-        for path, reason in part.failed[: MAX_EXAMPLES - self.named]:
-            logger.warning(f"{path}: {reason}")
-            self.named += 1
+
+    def __str__(self) -> str:
+        return f"{self.photos} photos, {self.errors} failed"
 
 
 def run_batch(
@@ -65,7 +66,7 @@ def run_batch(
 
     Args:
         source: Path, URL or pattern of the photos.
-        job: What to do with them; `settings` and `tars` are filled in.
+        job: What to do with them; its engine and `settings` are filled in.
         engine: Processes shards and yields those that are done, in any order.
         shard_size: Photos in a shard.
         retry_errors: Repeat shards with failed photos.
@@ -79,45 +80,40 @@ def run_batch(
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
     output = Folder(absolute(job.output))
-    with contextlib.ExitStack() as stack:
-        if output.is_local:
-            remedy = "choose another --output"
-            folder = Path(output.root)
-            stack.enter_context(locked_folder(folder, name=output.name, remedy=remedy))
-        job = replace(job, output=output.name, model=model, tars=is_tar(source))
+    with (
+        locked_folder(Path(output.root), name=output.name, remedy="choose another --output")
+        if output.is_local
+        else nullcontext()
+    ):
+        job = replace(job, output=output.name, model=model)
         job, settings = _settled(output, job, shard_size)
         shards = shards_of(source, shard_size)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
-        totals = Totals()
         done = _finished(output, shards, job, retry_errors=retry_errors)
         if done:
             logger.info(f"{len(done)} of {len(shards)} shards were done before")
+        totals = Totals()
         for part in done.values():
             totals.add(part)
-        before, started = totals.photos, time.monotonic()
+        before = totals.photos
+        started = reported = time.monotonic()
         todo = [shard for shard in shards if shard.number not in done]
         with progress_bar(total=len(shards), initial=len(done), unit="shard") as bar:
-            reported = started
             for part in engine(job, todo) if todo else ():
                 totals.add(part)
                 bar.update()
-                bar.set_postfix(photos=totals.photos, failed=totals.errors, refresh=False)
+                bar.set_postfix_str(str(totals), refresh=False)
                 if bar.disable and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     reported = time.monotonic()
-                    logger.info(
-                        f"{totals.shards} of {len(shards)} shards, {totals.photos} photos, "
-                        f"{totals.errors} failed"
-                    )
-        if totals.errors > totals.named:
+                    logger.info(f"{totals.shards} of {len(shards)} shards, {totals}")
+        if totals.errors > MAX_EXAMPLES:
             logger.warning(
                 f"{totals.errors} photos failed in all; the column error in {output.name}/parts "
                 "says why"
             )
         seconds = round(time.monotonic() - started, 3)
         summary = {
-            "shards": totals.shards,
-            "photos": totals.photos,
-            "errors": totals.errors,
+            **asdict(totals),
             "run": {"photos": totals.photos - before, "seconds": seconds},
             "input": source,
             "settings": settings,
@@ -135,10 +131,11 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
         CaptionerError: The output was begun with other settings.
     """
     content = output.read(SETTINGS)
-    before: dict[str, Any] | None = None if content is None else json.loads(content)
+    # Earlier versions left the engine out.
+    before = None if content is None else {"engine": "torch", **json.loads(content)}
     engine = job.engine
     if engine == "auto" and before is not None and job.device in ("auto", "cpu"):
-        engine = before.get("engine", "torch")  # the last bits of another one would differ
+        engine = before["engine"]  # the last bits of another one would differ
     folder = model_folder(job.model)
     verify(folder)
     graphs, _ = choose_engine(folder, engine=engine, device=job.device, precision=job.precision)
@@ -153,14 +150,15 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
         "maps": job.maps,
         **job.search,
     }
-    if before is not None:
-        before = {"engine": "torch", **before}  # earlier versions left it out
-        keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-        if keys:
-            named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
-            raise CaptionerError(
-                f"{output.name} was begun with other settings ({named}); choose another --output"
-            )
+    if before is not None and before != settings:
+        named = ", ".join(
+            f"{key} {before.get(key)}, not {settings.get(key)}"
+            for key in {**before, **settings}
+            if before.get(key) != settings.get(key)
+        )
+        raise CaptionerError(
+            f"{output.name} was begun with other settings ({named}); choose another --output"
+        )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return replace(job, settings=digest), settings
 
@@ -169,11 +167,11 @@ def _finished(
     output: Folder, shards: list[Shard], job: Job, *, retry_errors: bool
 ) -> dict[int, Part]:
     """Return the complete parts by shard; remove parts of no shard, as of a longer input before."""
-    present = output.names("parts")
-    names = {part_name(shard.number).removeprefix("parts/"): shard for shard in shards}
+    present = {f"parts/{name}" for name in output.names("parts")}
+    names = {part_name(shard.number): shard for shard in shards}
     for name in present - names.keys():
-        if re.fullmatch(r"\d{6,}\.parquet", name):
-            output.remove(f"parts/{name}")
+        if re.fullmatch(r"parts/\d{6,}\.parquet", name):
+            output.remove(name)
     with ThreadPoolExecutor(_CHECKS) as pool:
         begun = [shard for name, shard in names.items() if name in present]
         parts = pool.map(lambda shard: read_part(output, shard, job.settings), begun)
@@ -192,17 +190,21 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
     Raises:
         CaptionerError: The output cannot be written, the model cannot be loaded, or a worker ended.
     """
-    gpus = _gpus(job)
+    gpus = int(job.device.startswith("cuda"))
+    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
+        import torch
+
+        gpus = torch.cuda.device_count()
     workers = min(workers or gpus or available_cores(), len(shards))
     if workers == 1:
         yield from map(ShardWorker(job).run, shards)
         return
     context = multiprocessing.get_context("spawn")
-    devices: Queue[str] = context.Queue()
+    jobs: Queue[Job] = context.Queue()
     for number in range(workers):
         # With several GPUs, each worker has one of them.
-        devices.put(f"cuda:{number % gpus}" if gpus > 1 else job.device)
-    with ProcessPoolExecutor(workers, context, _begin, (job, devices)) as pool:
+        jobs.put(replace(job, device=f"cuda:{number % gpus}") if gpus > 1 else job)
+    with ProcessPoolExecutor(workers, context, _begin, (jobs,)) as pool:
         try:
             for done in as_completed([pool.submit(_run, shard) for shard in shards]):
                 yield done.result()
@@ -215,28 +217,19 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _gpus(job: Job) -> int:
-    """Return the number of GPUs on this machine that a job may use."""
-    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
-        import torch
-
-        return torch.cuda.device_count()
-    return int(job.device.startswith("cuda"))
-
-
-def _begin(job: Job, devices: Queue[str]) -> None:
+def _begin(jobs: Queue[Job]) -> None:
     """Prepare a worker process, which ends with its parent and by Ctrl-C."""
     global _worker
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = ShardWorker(job, devices.get())
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _worker = ShardWorker(jobs.get())
 
 
 def _run(shard: Shard) -> Part:
@@ -246,9 +239,7 @@ def _run(shard: Shard) -> Part:
 def run_ray(
     job: Job, shards: Sequence[Shard], workers: int | None, address: str | None
 ) -> Iterator[Part]:
-    """Process shards on Ray; yield those that are done, in any order.
-
-    Ray restarts actors that died and repeats their shards.
+    """Process shards on Ray, which repeats those of workers that died; yield those that are done.
 
     Args:
         job: What to do. Every node must reach the photos, the model and the output by the names
@@ -258,8 +249,7 @@ def run_ray(
         address: Address of the cluster; None starts Ray on this machine for this run.
 
     Raises:
-        CaptionerError: The cluster cannot be reached, is too small or too busy, or as for
-            `run_local`.
+        CaptionerError: The cluster cannot be reached or is too busy, or as for `run_local`.
     """
     with needs_extra("--engine ray", "batch"):
         import ray
@@ -274,20 +264,19 @@ def run_ray(
     except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
         raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
     try:
-        gpus = job.engine == "torch" and (
-            job.device.startswith("cuda")
-            or (job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
+        on_gpu = job.device.startswith("cuda") or (
+            job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1
         )
-        kinds = ["CPU", "GPU"] if gpus else ["CPU"]
-        free = {kind: int(ray.available_resources().get(kind, 0)) for kind in kinds}
-        size = workers or max(min(free.values()), 1)
-        for kind in kinds:  # too many would wait forever, and Ray would not report it
-            if size > free[kind]:
-                raise CaptionerError(
-                    f"{size} workers need {size} {kind}s, but only {free[kind]} of the Ray cluster "
-                    "are free; use fewer --workers, or add nodes"
-                )
-        remote = ray.remote(num_cpus=1, num_gpus=int(gpus), max_restarts=-1, max_task_retries=-1)
+        gpus = int(job.engine == "torch" and on_gpu)
+        available = ray.available_resources()
+        free = int(min(available.get(kind, 0) for kind in (["CPU", "GPU"] if gpus else ["CPU"])))
+        size = workers or max(free, 1)
+        if size > free:  # the others would wait forever, and Ray would not report it
+            raise CaptionerError(
+                f"{size} workers need a CPU each{' and a GPU' if gpus else ''}, and the Ray "
+                f"cluster has {free} free; use fewer --workers, or add nodes"
+            )
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
         actors = [remote(ShardWorker).remote(job) for _ in range(min(size, len(shards)))]
         pool: Any = ActorPool(actors)
         try:

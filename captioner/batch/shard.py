@@ -11,21 +11,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from captioner.batch.inputs import Row, Shard
+from captioner.batch.inputs import Row, Shard, is_tar
 from captioner.engines import EngineName, Precision
-from captioner.errors import ImageError
-from captioner.storage import MAX_FILE_BYTES, Folder, fetch, file_system, is_url
+from captioner.errors import ImageError, error_summary
+from captioner.storage import Folder, fetch, file_system, is_url
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
 
 MAX_EXAMPLES = 20  # failed photos that are named
-_TOO_LARGE = f"is larger than {MAX_FILE_BYTES >> 20} MiB"
 _SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -48,18 +47,14 @@ class Job:
     Attributes:
         output: Folder or URL that is written to.
         model: Bundled name, or the path of a model folder.
-        tars: Whether the rows are tar files.
         settings: Digest of all that decides the captions.
         search: Search settings that differ from the model's.
         device, precision, engine: As for `Captioner.from_pretrained`. `run_batch` resolves the
             engine `auto`: another node might choose another one, with other last bits.
-        batch_size: Photos that the model sees at once.
-        maps: Also write the attention maps.
     """
 
     output: str
     model: str | Path
-    tars: bool = False
     settings: str = ""
     search: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
@@ -71,13 +66,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """A shard that is done.
-
-    Attributes:
-        shard: Its number.
-        photos, errors: Rows of the part, and those with an error.
-        failed: Some of the photos that failed, with the reason.
-    """
+    """A shard that is done: its rows, those with an error, and the first of them with reasons."""
 
     shard: int
     photos: int
@@ -86,7 +75,6 @@ class Part:
 
 
 def part_name(shard: int) -> str:
-    """Return the name of the Parquet file of a shard."""
     return f"parts/{shard:06d}.parquet"
 
 
@@ -109,15 +97,10 @@ def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
 
 
 class ShardWorker:
-    """Does one shard after another with the model, which the first one loads.
+    """Does one shard after another with the model, which the first one loads."""
 
-    Args:
-        job: What to do.
-        device: Device to use instead of the job's.
-    """
-
-    def __init__(self, job: Job, device: str | None = None) -> None:
-        self.job, self.device = job, device or job.device
+    def __init__(self, job: Job) -> None:
+        self.job = job
 
     @cached_property
     def captioner(self) -> Captioner:
@@ -132,7 +115,7 @@ class ShardWorker:
 
             torch.set_num_threads(1)  # torch reads the variable only when it is imported
         return Captioner.from_pretrained(
-            job.model, device=self.device, precision=job.precision, engine=job.engine
+            job.model, device=job.device, precision=job.precision, engine=job.engine
         )
 
     def run(self, shard: Shard) -> Part:
@@ -141,11 +124,11 @@ class ShardWorker:
         Raises:
             CaptionerError: The model cannot be loaded, or the output not be written.
         """
-        rows = shard.rows
+        rows, size = shard.rows, self.job.batch_size
         self.captioner.engine.seed(shard.number)  # for hard attention that samples
-        photos = _tar_photos(rows) if self.job.tars else _photos(rows, self.job.batch_size)
+        photos = _tar_photos(rows) if is_tar(rows[0][1]) else _photos(rows, size)
         written: list[dict[str, Any]] = []
-        while batch := list(islice(photos, self.job.batch_size)):
+        while batch := list(islice(photos, size)):
             written += self._caption(batch)
         failed = [(row["path"], row["error"]) for row in written if "error" in row]
         facts = {"rows": shard.digest, "settings": self.job.settings, "errors": len(failed)}
@@ -181,24 +164,20 @@ class ShardWorker:
 
     def _read(self, photo: _Photo) -> Any:
         """Return the network's input for a photo with its geometry, or the error."""
+        if isinstance(photo.source, ImageError):
+            return photo.source
         from captioner.data.transforms import open_image
 
         try:
-            if isinstance(photo.content, ImageError):
-                raise photo.content
-            content = photo.path if photo.content is None else photo.content
-            return self.captioner.transform.array(open_image(content))
+            return self.captioner.transform.array(open_image(photo.source))
         except ImageError as error:
             return error
 
 
-@dataclass(frozen=True)
-class _Photo:
-    """A photo; `content` is its file's bytes, an error, or None if it is yet to be read."""
-
+class _Photo(NamedTuple):
     identity: str
     path: str
-    content: bytes | ImageError | None = None
+    source: str | bytes | ImageError  # its path, its file's bytes, or why it cannot be read
 
 
 def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
@@ -207,19 +186,11 @@ def _photos(rows: Iterable[Row], batch_size: int) -> Iterator[_Photo]:
     while batch := list(islice(rows, batch_size)):
         contents = fetch(path for _, path in batch if is_url(path))
         for identity, path in batch:
-            content = _checked_content(contents[path]) if path in contents else None
-            yield _Photo(identity, path, content)
-
-
-def _checked_content(content: bytes | Exception) -> bytes | ImageError:
-    """Return the content of a file; an error if it cannot be read, is empty or is too large."""
-    if isinstance(content, FileNotFoundError):
-        return ImageError("no such file")
-    if isinstance(content, Exception):
-        return ImageError(f"cannot be read ({content or type(content).__name__})")
-    if len(content) > MAX_FILE_BYTES:
-        return ImageError(_TOO_LARGE)
-    return content or ImageError("the file is empty")
+            source = contents.get(path, path)
+            if isinstance(source, Exception):
+                name = type(source).__name__
+                source = ImageError(f"cannot be read ({name}: {error_summary(source)})")
+            yield _Photo(identity, path, source)
 
 
 def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
@@ -234,15 +205,11 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
         try:
             system, name = file_system(path)
             with system.open(name, "rb") as file, tarfile.open(fileobj=file, mode="r|*") as members:
-                for member in members:
-                    if not is_image(member):
-                        continue
-                    content: bytes | ImageError = ImageError(_TOO_LARGE)
-                    if member.size <= MAX_FILE_BYTES:
-                        stream = members.extractfile(member)
-                        content = _checked_content(stream.read() if stream else b"")
+                for member in filter(is_image, members):
+                    content = members.extractfile(member)
+                    assert content is not None  # an image is a regular file
                     identity, _ = sample_key(member.name)
-                    yield _Photo(identity, f"{path}::{member.name}", content)
+                    yield _Photo(identity, f"{path}::{member.name}", content.read())
                     members.members = []  # type: ignore[attr-defined]  # keep no names
         except (OSError, tarfile.TarError, EOFError) as error:
             reason = ImageError(f"the tar file cannot be read to its end ({error})")

@@ -82,11 +82,13 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
     system.pipe("/photos/b/two.JPG", b"2")
     system.pipe("/photos/one.png", b"1")
     system.pipe("/photos/list.txt", b"one.png\n")
+    system.pipe("/photos/list.csv", b"id,path\n7,one.png\n")
     assert found("memory://photos") == [
         ("one.png", "memory:///photos/one.png"),
         ("b/two.JPG", "memory:///photos/b/two.JPG"),
     ]
     assert found("memory://photos/list.txt") == [("one.png", "memory://photos/one.png")]
+    assert found("memory://photos/list.csv") == [("7", "memory://photos/one.png")]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
         ("a.csv", "foto,id\nx,1\n", "no column path, image or file_name; its columns are foto, id"),
         ("a.csv", "path,id\nx,1\n,2\n", "a.csv, row 2: the path is ''"),
         ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl, line 2"),
-        ("a.parquet", "no parquet", "a.parquet: is no table that can be read"),
+        ("a.parquet", "no parquet", "a.parquet: is no list or table of photos that can be read"),
         ("{0..1}.tar", None, "0.tar: no such file"),
     ],
 )
@@ -114,7 +116,5 @@ def test_what_cannot_be_read_is_named(
 def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:
     photo = {"bytes": b"...", "path": "a.jpg"}  # as data sets on Hugging Face have it
     pq.write_table(pa.table({"image": [photo]}), tmp_path / "a.parquet")
-    with pytest.raises(
-        DataError, match=r"a\.parquet: its column image holds the images themselves"
-    ):
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: the image is .* holds as files"):
         found(tmp_path / "a.parquet")
