@@ -141,8 +141,8 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
         photo = record.get(column)
         if not isinstance(photo, str) or not photo:
             raise DataError(
-                f"{name}, row {number}: the {column} is {str(photo)[:50]!r}; use a path or URL, and "
-                "write images that a table holds as files"
+                f"{name}, row {number}: the {column} is {str(photo)[:50]!r}; use a path or URL, "
+                "and write images that the table holds as files"
             )
         photo = photo if is_url(name) else without_guard(photo, Path(name).parent)
         yield str(record.get("id") or photo), _resolve(name, photo)

@@ -106,8 +106,8 @@ def _run(arguments: argparse.Namespace) -> int:
         import uvicorn
 
         from captioner.serving.app import create_app
+        from captioner.serving.requests import Limits
         from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
-        from captioner.serving.service import Limits
 
     if not is_loopback(arguments.host) and not arguments.token:
         raise CaptionerError(

@@ -1,6 +1,6 @@
 """The HTTP application: middlewares, routes, their OpenAPI document and the web page."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Annotated, Any
@@ -19,20 +19,18 @@ from captioner.runtime.parallel import shared_cores
 from captioner.serving import schemas
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem
-from captioner.serving.requests import PhotoRequest, describe_request, photo_request_reader
+from captioner.serving.requests import Limits, PhotoRequest, describe_request, photo_request_reader
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
-from captioner.serving.service import Limits, Service
+from captioner.serving.service import Service
 from captioner.visualization.page import viewer_script
 
-# The files of the page: address, package, file, media type.
-PAGE = (
-    ("/", "captioner.serving", "static/index.html", "text/html; charset=utf-8"),
-    ("/page.js", "captioner.serving", "static/page.js", "text/javascript; charset=utf-8"),
-    ("/page.css", "captioner.serving", "static/page.css", "text/css; charset=utf-8"),
-    ("/icon.svg", "captioner.serving", "static/icon.svg", "image/svg+xml"),
-    ("/sample.jpg", "captioner.serving", "static/sample.jpg", "image/jpeg"),
-    ("/viewer.css", "captioner.visualization", "viewer.css", "text/css; charset=utf-8"),
-)
+PAGE = {
+    "index.html": "text/html",
+    "page.js": "text/javascript",
+    "page.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "sample.jpg": "image/jpeg",
+}
 PICTURE_TYPES: dict[schemas.PictureFormat, str] = {
     "png": "image/png",
     "gif": "image/gif",
@@ -94,9 +92,12 @@ def create_app(
     login = [] if token is None else [Depends(BearerToken(token))]
     app.include_router(_photo_routes(service), dependencies=login)
     app.include_router(_service_routes(service, login))
-    for address, package, name, media_type in PAGE:
-        _add_file(app, address, files(package).joinpath(name).read_bytes(), media_type)
-    _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript; charset=utf-8")
+    for name, media_type in PAGE.items():
+        content = files("captioner.serving").joinpath("static", name).read_bytes()
+        _add_file(app, "/" if name == "index.html" else f"/{name}", content, media_type)
+    style = files("captioner.visualization").joinpath("viewer.css").read_bytes()
+    _add_file(app, "/viewer.css", style, "text/css")
+    _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript")
     # From the innermost to the outermost: each one added handles a request before the others.
     if allowed_origins:
         app.add_middleware(
@@ -122,70 +123,51 @@ def create_app(
 def _photo_routes(service: Service) -> APIRouter:
     """Return the routes that read photos."""
     router = APIRouter(prefix="/v1", tags=["photos"], dependencies=[Depends(service.take_place)])
-    limits = service.limits
 
-    def add(
-        name: str,
-        options: type[BaseModel],
-        answer: Callable[[PhotoRequest[Any]], Awaitable[Any]],
-        example: dict[str, Any],
-        content: dict[str, Any],
-        **description: Any,
-    ) -> None:
-        reader = photo_request_reader(options, limits.max_bytes, limits.deadline_s)
+    def reader(options: type[BaseModel]) -> Any:
+        return Depends(photo_request_reader(options, service.limits))
 
-        async def route(request: Annotated[PhotoRequest[Any], Depends(reader)]) -> Response:
-            found = await answer(request)
-            return found if isinstance(found, Response) else JSONResponse(found)
-
-        router.add_api_route(
-            f"/{name}",
-            route,
-            name=name,
-            methods=["POST"],
-            responses={200: {"content": content}},
-            openapi_extra=describe_request(options, example),
-            **description,
-        )
-
-    async def picture(request: PhotoRequest[schemas.PictureOptions]) -> Response:
-        form = request.options.format
-        return Response(
-            await service.picture(request),
-            media_type=PICTURE_TYPES[form],
-            headers={"Content-Disposition": f'attachment; filename="caption.{form}"'},
-        )
-
-    add(
-        "captions",
-        schemas.CaptionOptions,
-        service.captions,
-        {"beam_size": 5},
-        {"application/json": {"example": schemas.CAPTIONS_EXAMPLE}},
+    # A response is not validated again: tests hold it to the model that OpenAPI names.
+    @router.post(
+        "/captions",
         summary="Caption photos",
         response_model=schemas.CaptionsAnswer | schemas.ManyAnswer[schemas.CaptionsAnswer],
+        openapi_extra=describe_request(schemas.CaptionOptions),
     )
-    add(
-        "scores",
-        schemas.ScoreOptions,
-        service.scores,
-        {"caption": schemas.CAPTION_EXAMPLE["caption"]},
-        {"application/json": {"example": schemas.SCORE_EXAMPLE}},
+    async def captions(
+        request: Annotated[PhotoRequest[Any], reader(schemas.CaptionOptions)],
+    ) -> Response:
+        return JSONResponse(await service.captions(request))
+
+    @router.post(
+        "/scores",
         summary="Score a caption that you bring",
         response_model=schemas.ScoreAnswer | schemas.ManyAnswer[schemas.ScoreAnswer],
+        openapi_extra=describe_request(schemas.ScoreOptions),
     )
+    async def scores(
+        request: Annotated[PhotoRequest[Any], reader(schemas.ScoreOptions)],
+    ) -> Response:
+        return JSONResponse(await service.scores(request))
+
     binary = {"schema": {"type": "string", "format": "binary"}}
-    add(
-        "pictures",
-        schemas.PictureOptions,
-        picture,
-        {"format": "png"},
-        dict.fromkeys(PICTURE_TYPES.values(), binary),
+
+    @router.post(
+        "/pictures",
         summary="Draw the attention maps of a photo",
         response_description="A sheet (png, svg, pdf), an animation (gif), or a page of one file "
         "(html).",
         response_class=Response,
+        responses={200: {"content": dict.fromkeys(PICTURE_TYPES.values(), binary)}},
+        openapi_extra=describe_request(schemas.PictureOptions),
     )
+    async def pictures(
+        request: Annotated[PhotoRequest[Any], reader(schemas.PictureOptions)],
+    ) -> Response:
+        form = request.options.format
+        headers = {"Content-Disposition": f'attachment; filename="caption.{form}"'}
+        return Response(await service.picture(request), 200, headers, PICTURE_TYPES[form])
+
     return router
 
 

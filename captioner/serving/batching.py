@@ -80,15 +80,16 @@ def _run(
     batch: Sequence[tuple[Any, Future[Any]]], work: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> None:
     """Set the results of a batch; if it fails, run its items one by one."""
+    results = None
     try:
         results = work([item for item, _ in batch])
     except Exception as error:  # noqa: BLE001  it is raised where the item was submitted
         if len(batch) == 1:
             batch[0][1].set_exception(error)
             return
-    else:
-        for (_, future), result in zip(batch, results, strict=True):
-            future.set_result(result)
+    if results is None:  # here the error, which keeps the batch's memory alive, is gone
+        for each in batch:
+            _run([each], work)
         return
-    for job in batch:  # not inside the except clause, whose error keeps the batch's memory alive
-        _run([job], work)
+    for (_, future), result in zip(batch, results, strict=True):
+        future.set_result(result)

@@ -46,18 +46,17 @@ class Problem(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            headers = {"Retry-After": "1", **(headers or {})}
+            headers = {"Retry-After": "1"}
         super().__init__(status, detail, headers)
         self.errors = errors
 
     def document(self) -> dict[str, Any]:
-        content: dict[str, Any] = {
+        return {
             "type": "about:blank",  # RFC 9457, section 4.2.1: the title is the status's phrase
             "title": HTTPStatus(self.status_code).phrase,
             "status": self.status_code,
             "detail": self.detail,
-        }
-        return {**content, "errors": self.errors} if self.errors else content
+        } | ({"errors": self.errors} if self.errors else {})
 
     def response(self) -> JSONResponse:
         return JSONResponse(
@@ -70,22 +69,20 @@ def option_problem(name: str, detail: str) -> Problem:
     return Problem(422, f"{name}: {detail}", errors=[{"name": name, "detail": detail}])
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: HTTPException) -> Response:
     if not isinstance(error, Problem):
-        assert isinstance(error, HTTPException)
-        detail = {
-            404: f"there is nothing at {request.url.path}",
-            405: f"{request.url.path} does not take {request.method}",
-        }.get(error.status_code, error.detail)
-        error = Problem(error.status_code, detail, headers=error.headers)
+        path = request.url.path
+        detail = {404: f"there is nothing at {path}", 405: f"{path} does not take {request.method}"}
+        text = detail.get(error.status_code, error.detail)
+        error = Problem(error.status_code, text, headers=error.headers)
     return error.response()
 
 
-async def _client_left(_: Request, error: Exception) -> Response:
+async def _client_left(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nginx's status; nobody receives it, the metrics count it
 
 
-async def _unforeseen(_: Request, error: Exception) -> Response:
+async def _unforeseen(request: Request, error: Exception) -> Response:
     return Problem(500, "the server made a mistake; its log says more").response()
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import anyio
 from fastapi import Request
@@ -31,6 +30,25 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Limits on what requests may cost.
+
+    Attributes:
+        max_bytes: Size of a request's body, and of a photo that is fetched.
+        max_pixels: Width x height of an image.
+        max_requests: Requests that wait or are processed at once.
+        deadline_s: Seconds for a body to arrive, and again for the answer.
+        allow_urls: Fetch photos that are given by their address.
+    """
+
+    max_bytes: int = 20 * 10**6
+    max_pixels: int = 50 * 10**6
+    max_requests: int = 128
+    deadline_s: float = 30.0
+    allow_urls: bool = False
+
+
+@dataclass(frozen=True)
 class Photo:
     """A photo of a request: its name, and the bytes of its file or the address to fetch."""
 
@@ -40,11 +58,7 @@ class Photo:
 
 @dataclass(frozen=True)
 class PhotoRequest(Generic[Options]):
-    """A request that has been read.
-
-    Attributes:
-        several: The answer is a list, because the request has several photos or a list of them.
-    """
+    """A request that has been read; one with several photos or a list is answered by a list."""
 
     photos: list[Photo]
     options: Options
@@ -52,84 +66,57 @@ class PhotoRequest(Generic[Options]):
 
 
 def photo_request_reader(
-    kind: type[Options], max_bytes: int, deadline_s: float
+    kind: type[Options], limits: Limits
 ) -> Callable[[Request], Awaitable[PhotoRequest[Options]]]:
-    """Return a dependency that reads a request.
-
-    Args:
-        kind: Model of the options.
-        max_bytes: Largest body.
-        deadline_s: Seconds for the body to arrive.
-    """
+    """Return a dependency that reads requests with options of a kind."""
 
     async def read(request: Request) -> PhotoRequest[Options]:
         try:
-            with anyio.fail_after(deadline_s):
-                return await _read(request, kind, max_bytes)
+            with anyio.fail_after(limits.deadline_s):
+                photos, fields, is_list = await _read_body(request, limits.max_bytes)
         except TimeoutError:
-            detail = f"the photo did not arrive within {deadline_s:g} s"
+            detail = f"the photo did not arrive within {limits.deadline_s:g} s"
             raise Problem(408, detail, headers={"Connection": "close"}) from None
+        if not photos or not all(photo.source for photo in photos):
+            raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
+        if len(photos) > MAX_PHOTOS:
+            raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
+        options = _validated(kind, {**request.query_params, **fields})
+        return PhotoRequest(photos, options, is_list or len(photos) > 1)
 
     return read
 
 
-async def _read(request: Request, kind: type[Options], max_bytes: int) -> PhotoRequest[Options]:
+# The photos of a request, its options, and whether the photos are a list.
+Body: TypeAlias = tuple[list[Photo], dict[str, Any], bool]
+
+
+async def _read_body(request: Request, max_bytes: int) -> Body:
+    async def limited() -> AsyncGenerator[bytes, None]:
+        left = max_bytes
+        async for chunk in request.stream():
+            left -= len(chunk)
+            if left < 0:
+                detail = f"the body is over the limit of {max_bytes / 10**6:g} MB; send less"
+                raise Problem(413, detail, headers={"Connection": "close"})
+            yield chunk
+
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = _limited(request, max_bytes)
-    several = False
-    fields: list[tuple[str, Any]] = []
     if media_type == MULTIPART:
-        photos, fields = await _read_form(request, body)
-    elif media_type == JSON:
-        photos, fields, several = _read_json(b"".join([chunk async for chunk in body]))
-    elif media_type == BYTES or media_type.startswith("image/"):
-        photos = [Photo("photo", b"".join([chunk async for chunk in body]))]
-    else:
-        raise Problem(
-            415,
-            f"send photos as {MULTIPART} or {JSON} with the field {IMAGE}, or the bytes of one "
-            f"as image/* or {BYTES}",
-        )
-    if not photos or not all(photo.source for photo in photos):
-        raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
-    if len(photos) > MAX_PHOTOS:
-        raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
-    options = _validated(kind, [*request.query_params.multi_items(), *fields])
-    return PhotoRequest(photos, options, several or len(photos) > 1)
+        return await _read_form(request, limited())
+    content = b"".join([chunk async for chunk in limited()])
+    if media_type == JSON:
+        return _read_json(content)
+    if media_type == BYTES or media_type.startswith("image/"):
+        return [Photo("photo", content)], {}, False
+    raise Problem(
+        415,
+        f"send photos as {MULTIPART} or {JSON} with the field {IMAGE}, or the bytes of one "
+        f"as image/* or {BYTES}",
+    )
 
 
-async def _limited(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body; refuse one that is too large."""
-    left = max_bytes
-    async for chunk in request.stream():
-        left -= len(chunk)
-        if left < 0:
-            detail = f"the body is over the limit of {max_bytes / 10**6:g} MB; send less"
-            raise Problem(413, detail, headers={"Connection": "close"})
-        yield chunk
-
-
-def _validated(kind: type[Options], given: list[tuple[str, Any]]) -> Options:
-    for name, count in Counter(name for name, _ in given).items():
-        if count > 1:
-            raise option_problem(name, "is given twice")
-    try:
-        return kind.model_validate(dict(given))
-    except ValidationError as error:
-        errors = []
-        for each in error.errors():
-            detail = each["msg"].removeprefix("Value error, ")
-            if detail.startswith("Extra inputs"):
-                detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
-            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
-        first = ": ".join(filter(None, errors[0].values()))
-        raise Problem(422, first, errors=errors) from None
-
-
-async def _read_form(
-    request: Request, body: AsyncGenerator[bytes, None]
-) -> tuple[list[Photo], list[tuple[str, Any]]]:
-    """Return the photos (files or addresses) and the other fields of a multipart form."""
+async def _read_form(request: Request, body: AsyncGenerator[bytes, None]) -> Body:
     parser = MultiPartParser(
         request.headers,
         body,
@@ -142,50 +129,60 @@ async def _read_form(
         form = await parser.parse()
     except (MultiPartException, UnicodeError) as error:
         raise Problem(400, f"the multipart body cannot be read: {error}") from None
-    photos, fields = [], []
+    photos, fields = [], {}
     for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            if name != IMAGE:
-                raise option_problem(name, f"is a file; photos have the field '{IMAGE}'")
+        if isinstance(value, UploadFile) and name == IMAGE:
             photos.append(Photo(value.filename or "photo", await value.read()))
-        elif name != IMAGE:
-            fields.append((name, value))
-        elif is_url(value):
+        elif isinstance(value, str) and name != IMAGE:
+            fields[name] = value
+        elif isinstance(value, str) and is_url(value):
             photos.append(Photo(value, value))
         else:
-            raise option_problem(IMAGE, "is a file: give it a filename (curl -F image=@photo.jpg)")
-    await form.close()
-    return photos, fields
+            detail = f"a photo is a file in the field {IMAGE} (curl -F {IMAGE}=@photo.jpg)"
+            raise option_problem(name, detail)
+    return photos, fields, False
 
 
-def _read_json(body: bytes) -> tuple[list[Photo], list[tuple[str, Any]], bool]:
-    """Return the photos and options of JSON, and whether the photos are a list."""
+def _read_json(body: bytes) -> Body:
     try:
         content = json.loads(body)
         images = content.pop(IMAGE, [])
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise Problem(400, f"the body is no JSON object such as {{'{IMAGE}': BASE64}}") from None
-    texts = images if isinstance(images, list) else [images]
+    is_list = isinstance(images, list)
     photos = []
-    for number, text in enumerate(texts, start=1):
-        if isinstance(text, str) and is_url(text):
-            photos.append(Photo(text, text))
-            continue
+    for number, text in enumerate(images if is_list else [images], start=1):
         try:
+            if is_url(text):
+                photos.append(Photo(text, text))
+                continue
             encoded = text.partition(",")[2] if text.startswith("data:") else text
             photos.append(Photo(f"photo {number}", base64.b64decode(encoded, validate=True)))
         except (AttributeError, ValueError):
             raise option_problem(
                 IMAGE, f"photo {number} is neither base64, nor a data URL, nor an address"
             ) from None
-    return photos, list(content.items()), isinstance(images, list)
+    return photos, content, is_list
 
 
-def describe_request(kind: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+def _validated(kind: type[Options], given: dict[str, Any]) -> Options:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        errors = []
+        for each in error.errors():
+            detail = each["msg"].removeprefix("Value error, ")
+            if each["type"] == "extra_forbidden":
+                detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
+            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
+        first = ": ".join(filter(None, errors[0].values()))
+        raise Problem(422, first, errors=errors) from None
+
+
+def describe_request(kind: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI parameters and body of what photo_request_reader reads."""
     parameters = [
         {"name": name, "in": "query", "schema": schema, "description": schema["description"]}
-        | ({"example": example[name]} if name in example else {})
         for name, schema in kind.model_json_schema()["properties"].items()
     ]
 

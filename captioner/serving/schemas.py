@@ -69,7 +69,8 @@ class CaptionOptions(SearchSettings):
 
 class ScoreOptions(ImageOptions):
     caption: CaptionText = Field(
-        description=f"The caption to score, of at most {MAX_CAPTION_WORDS} words."
+        description=f"The caption to score, of at most {MAX_CAPTION_WORDS} words.",
+        examples=["two dogs run through the snow"],
     )
     maps: bool = Field(False, description="Also answer the attention map of each word.")
 
@@ -178,19 +179,3 @@ class ModelsAnswer(BaseModel):
 
 class StateBody(BaseModel):
     status: str
-
-
-CAPTION_EXAMPLE: dict[str, Any] = {
-    "caption": "two dogs run through the snow",
-    "words": ["two", "dogs", "run", "through", "the", "snow"],
-    "log_probs": [-0.912413, -0.070112, -0.512001, -0.402211, -0.110514, -0.051322],
-    "end_log_prob": -0.310021,
-    "beta": [0.412011, 0.518121, 0.488213, 0.401211, 0.351002, 0.442122],
-}
-CAPTIONS_EXAMPLE = {"model": "soft", "beam_size": 5, "captions": [CAPTION_EXAMPLE]}
-SCORE_EXAMPLE = {
-    "model": "soft",
-    "caption": CAPTION_EXAMPLE,
-    "log_prob": -2.368584,
-    "unknown_words": [],
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 import anyio
@@ -21,7 +21,7 @@ from captioner.generation import SearchOptions
 from captioner.runtime.device import usable_cores
 from captioner.serving.batching import Batcher
 from captioner.serving.problems import Problem, option_problem
-from captioner.serving.requests import Photo, PhotoRequest
+from captioner.serving.requests import Limits, Photo, PhotoRequest
 from captioner.serving.schemas import (
     MAX_CAPTION_WORDS,
     MAX_PICTURE_WORDS,
@@ -36,25 +36,6 @@ from captioner.visualization import Caption, OverlayStyle
 Decoded: TypeAlias = tuple[ImageInput, Image.Image, tuple[int, int]]
 PREVIEW_PX = 1280  # longest side of the image in pictures
 FETCH_S = 10.0  # for a photo given by its address
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits on what requests may cost.
-
-    Attributes:
-        max_bytes: Size of a request's body, and of a photo that is fetched.
-        max_pixels: Width x height of an image.
-        max_requests: Requests that wait or are processed at once.
-        deadline_s: Seconds for a body to arrive, and again for the answer.
-        allow_urls: Fetch photos that are given by their address.
-    """
-
-    max_bytes: int = 20 * 10**6
-    max_pixels: int = 50 * 10**6
-    max_requests: int = 128
-    deadline_s: float = 30.0
-    allow_urls: bool = False
 
 
 class Service:
@@ -97,7 +78,8 @@ class Service:
             )
 
         async def work(photo: Photo) -> dict[str, Any]:
-            captions = await self._caption(name, search, (await self._decode(photo, captioner))[0])
+            image, *_ = await self._decode(photo, captioner)
+            captions = await self._caption(name, search, image)
             # In a thread: twenty captions with their maps keep others waiting.
             contents = await run_sync(
                 lambda: [each.to_dict(maps=options.maps) for each in captions]
@@ -113,7 +95,7 @@ class Service:
         words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
 
         async def work(photo: Photo) -> dict[str, Any]:
-            image = (await self._decode(photo, captioner))[0]
+            image, *_ = await self._decode(photo, captioner)
             caption = await self._score(captioner, options.caption, options, image)
             return {
                 "model": name,
@@ -123,6 +105,34 @@ class Service:
             }
 
         return await self._answer(request, work)
+
+    async def picture(self, request: PhotoRequest[PictureOptions]) -> bytes:
+        """Return a picture of a caption and its attention maps."""
+        if len(request.photos) > 1:
+            raise option_problem("image", "a picture is of one photo; send a request for each")
+        options = request.options
+        name, captioner = self._model(options)
+        search = _search_options(captioner, options)
+        if options.caption is not None:
+            _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
+        with self._deadline():
+            image, preview, size = await self._decode(request.photos[0], captioner)
+            if options.caption is not None:
+                caption = await self._score(captioner, options.caption, options, image)
+            else:
+                (caption,) = await self._caption(name, search, image)
+            drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
+            return await run_sync(
+                lambda: drawn.picture_bytes(
+                    options.format,
+                    OverlayStyle(options.style),
+                    name="your photo",
+                    model=name,
+                    original_size=size,
+                ),
+                limiter=self._drawing,
+                abandon_on_cancel=True,
+            )
 
     async def _answer(
         self, request: PhotoRequest[Any], work: Callable[[Photo], Awaitable[dict[str, Any]]]
@@ -142,7 +152,6 @@ class Service:
 
     @contextmanager
     def _deadline(self) -> Iterator[None]:
-        """Context that ends in a Problem (504) when the deadline passes."""
         try:
             with anyio.fail_after(self.limits.deadline_s):
                 yield
@@ -152,34 +161,6 @@ class Service:
                 f"the answer was not ready within {self.limits.deadline_s:g} s; try again, or ask "
                 "for less (a smaller beam_size, a shorter caption)",
             ) from None
-
-    async def picture(self, request: PhotoRequest[PictureOptions]) -> bytes:
-        """Return a picture of a caption and its attention maps."""
-        if len(request.photos) > 1:
-            raise option_problem("image", "a picture is of one photo; send a request for each")
-        options = request.options
-        name, captioner = self._model(options)
-        with self._deadline():
-            if options.caption is not None:
-                _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
-                image, preview, size = await self._decode(request.photos[0], captioner)
-                caption = await self._score(captioner, options.caption, options, image)
-            else:
-                search = _search_options(captioner, options)
-                image, preview, size = await self._decode(request.photos[0], captioner)
-                (caption,) = await self._caption(name, search, image)
-            drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
-            return await run_sync(
-                lambda: drawn.picture_bytes(
-                    options.format,
-                    OverlayStyle(options.style),
-                    name="your photo",
-                    model=name,
-                    original_size=size,
-                ),
-                limiter=self._drawing,
-                abandon_on_cancel=True,
-            )
 
     def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
         """Return the name and the captioner of the model that the options choose."""

@@ -21,7 +21,7 @@ from captioner import Captioner
 from captioner.errors import ImageError
 from captioner.serving import service
 from captioner.serving.app import create_app
-from captioner.serving.service import Limits
+from captioner.serving.requests import Limits
 
 JPEG = {"Content-Type": "image/jpeg"}
 OCTETS = "application/octet-stream"
@@ -259,7 +259,8 @@ def test_openapi_describes_requests_answers_and_problems(client: TestClient) -> 
         document["paths"]
     )
     captions = document["paths"]["/v1/captions"]["post"]
-    assert captions["responses"]["200"]["content"]["application/json"]["example"]["captions"]
+    answer = captions["responses"]["200"]["content"]["application/json"]["schema"]["anyOf"][0]
+    assert answer == {"$ref": "#/components/schemas/CaptionsAnswer"}
     for statuses in ("4XX", "5XX"):
         assert set(captions["responses"][statuses]["content"]) == {"application/problem+json"}
     content = captions["requestBody"]["content"]
