@@ -18,11 +18,11 @@ from pathlib import Path
 import matplotlib.cbook
 import torch
 
-from benchmarks import drawing, encoder, folder, growth, peer, search, startup, step
+from benchmarks import drawing, encoder, folder, peer, search, startup, step
 from benchmarks.timing import ROUNDS, machine
 from captioner.runtime.device import choose_device
 
-NAMES = ("step", "search", "folder", "drawing", "encoder", "startup", "growth")
+NAMES = ("step", "search", "folder", "drawing", "encoder", "startup")
 
 
 def main() -> int:
@@ -58,7 +58,6 @@ def main() -> int:
         "drawing": partial(drawing.run, photos=4 if quick else 100, rounds=rounds),
         "encoder": partial(encoder.run, batch=4 if quick else 32, device=device, rounds=rounds),
         "startup": partial(startup.run, photo=photo, rounds=rounds),
-        "growth": partial(growth.run, quick=quick, device=device, rounds=rounds),
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     print(json.dumps(machine(device)))

@@ -169,14 +169,9 @@ def workers(run_pid: int) -> list[int]:
     for pid in descendants(run_pid):
         with contextlib.suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"ray::MapWorker" in line or b"multiprocessing.spawn" in line:
+            if b"ray::ShardWorker" in line or b"multiprocessing.spawn" in line:
                 found.append(pid)
     return found
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Return what /proc says of a process, from its state on."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def compare(output: Path, reference: Path, paths: list[Path]) -> dict[str, int]:
@@ -244,7 +239,8 @@ def processor_seconds(run_pid: int) -> float:
     ticks = 0
     for pid in descendants(run_pid):
         with contextlib.suppress(OSError):
-            ticks += sum(map(int, stat_fields(pid)[11:15]))  # with children that ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # with children that ended
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
