@@ -38,7 +38,7 @@ from PIL import Image
 
 from benchmarks.timing import descendants, machine
 from captioner import Captioner
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.errors import ImageError
 from captioner.visualization import Caption
 

@@ -27,9 +27,10 @@ from benchmarks.timing import peak_memory_mib
 from captioner.config.settings import SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
+from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.tokenizer import WordTokenizer
-from captioner.data.transforms import ImageTransform, open_image
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 
 PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000

@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.timing import Table, in_turns, peak_memory_mib
 from captioner import Captioner
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.runtime.parallel import parallel_map
 
 BATCH = 16  # as caption.py takes them

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageOps
 
 from captioner import Captioner
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.visualization import Caption, OverlayStyle, caption_gif
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.sheet import contact_sheet

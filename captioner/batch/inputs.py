@@ -113,8 +113,7 @@ def _captioned_data(name: str) -> CaptionedData | None:
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
     """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
-    from captioner.data.codecs import HEIF_SUFFIXES
-    from captioner.data.transforms import IMAGE_SUFFIXES
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES

@@ -166,7 +166,7 @@ class ShardWorker:
         """Return the network's input for a photo with its geometry, or the error."""
         if isinstance(photo.source, ImageError):
             return photo.source
-        from captioner.data.transforms import open_image
+        from captioner.data.images import open_image
 
         try:
             return self.captioner.transform.array(open_image(photo.source))
@@ -199,7 +199,7 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
     The id of `folder/key.jpg` is `folder/key`, as in WebDataset. After the photos of a tar file
     that cannot be read to its end, a photo with that error follows.
     """
-    from captioner.data.tars import is_image, sample_key
+    from captioner.data.formats.webdataset import is_image, sample_key
 
     for _, path in rows:
         try:

@@ -130,7 +130,7 @@ def _read_splits(
     if names:
         return {name: data.split(name) for name in dict.fromkeys(names)}, []
     everything = data.everything()
-    if not data.has_splits:
+    if not data.split_names:
         return {"all": everything}, []
     splits: dict[str, Split] = {}
     absent: list[str] = []
@@ -163,7 +163,7 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
 
 def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
-    from captioner.data.transforms import open_image
+    from captioner.data.images import open_image
     from captioner.visualization.sheet import contact_sheet
 
     images = [(name, image) for name, split in splits.items() for image in split.images]

@@ -103,7 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
     data = parsing.chosen_data(arguments)
     training = None
     if arguments.train_split:
-        training = CaptionedData(data).captions(arguments.train_split)
+        known = CaptionedData(data).references(arguments.train_split)
+        training = [text for image in known for text in image.captions]
     options = {"training_captions": training, "time_limit_s": arguments.time_limit}
     code = 0
     if arguments.results:
@@ -164,7 +165,7 @@ def _caption_split(
     from captioner.evaluation.evaluate import evaluate
 
     split = data.split(arguments.split)
-    if not data.has_splits and arguments.split not in ("train", "val"):
+    if not data.split_names and arguments.split not in ("train", "val"):
         logger.warning(
             f"{arguments.root} has no splits, so all of its photos are scored, those that a model "
             "learned from too; --split val scores those that training held out"
@@ -253,7 +254,7 @@ def _report(
     captions: Mapping[int | str, Caption],
 ) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
-    from captioner.data.transforms import open_image
+    from captioner.data.images import open_image
     from captioner.evaluation.tables import cell_text, result_tables
     from captioner.visualization.page import ReportedImage, report_page
 

@@ -32,7 +32,7 @@ class Skipped:
 
     def sentence(self) -> str:
         """Return what was skipped and what to do about it, or ""."""
-        from captioner.data.codecs import HEIF_SUFFIXES
+        from captioner.data.images import HEIF_SUFFIXES
 
         parts = []
         if count := self.files.total():
@@ -63,8 +63,7 @@ def photos_in(
         leave_out: Absolute paths of folders not to go into, such as the one drawn into.
     """
     from captioner.cli.output_folder import pictures_in
-    from captioner.data.codecs import HEIF_SUFFIXES, register_heif
-    from captioner.data.transforms import IMAGE_SUFFIXES
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
     from captioner.visualization.files import PICTURE_ENDINGS
 
     def unlisted(error: OSError) -> None:
@@ -98,7 +97,7 @@ def open_photo(photo: Path | str) -> Image.Image:
     Raises:
         ImageError: There is no photo that can be read.
     """
-    from captioner.data.transforms import open_image
+    from captioner.data.images import open_image
 
     if photo == STANDARD_INPUT:
         content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)

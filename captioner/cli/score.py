@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.transforms import open_image
+    from captioner.data.images import open_image
 
     photo = arguments.photo
     try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from captioner.data.images import open_image
 from captioner.data.tars import ImagePath
-from captioner.data.tokenizer import Tokenizer
-from captioner.data.transforms import open_image
+from captioner.data.tokenizer import Tokenizer, unspaced_runs
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError, listed
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
-_COUNTED = 10_000  # captions at most that this share is computed of
 SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
 MARKED = 0.9  # share of the captions with the same marker, above which it is one
 _MOST_MARKERS = 3  # at each end, as in "<start> caption: a dog"
@@ -53,17 +52,14 @@ def is_caption(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Markers:
-    """Texts, in lower case, with which nearly all captions of a data set begin or end.
-
-    A model would learn to write them.
-    """
+    """Texts, in lower case, with which nearly all captions of a data set begin or end."""
 
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, captions: Iterable[str]) -> Markers:
-        """Find the markers of all captions of a data set."""
+        """Find the markers of the captions of a data set."""
         texts = [text.strip() for text in captions]
         first, texts = _common(texts, _FIRST)
         last, _ = _common(texts, _LAST)
@@ -73,12 +69,10 @@ class Markers:
         return bool(self.first or self.last)
 
     def __str__(self) -> str:
-        ends = [
-            f"{verb} with {listed([repr(marker) for marker in found])}"
-            for verb, found in (("begin", self.first), ("end", self.last[::-1]))
-            if found
-        ]
-        return " and ".join(ends)
+        ends = (("begin", self.first), ("end", self.last[::-1]))
+        return " and ".join(
+            f"{e} with {listed(list(map(repr, found)))}" for e, found in ends if found
+        )
 
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""
@@ -130,7 +124,7 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
         and f"nearly all captions {split.markers}, which a model would learn to write; "
         "--strip-markers (data.strip_markers true) removes this",
         same_caption(split.images),
-        tokenizer.warning([text for _, text in pairs]),
+        tokenizer.name == "words" and unspaced_runs(text for _, text in pairs),
         count(lambda text: bool(_HTML.search(text)), "have HTML in them"),
     ]
     if max_words is not None and not tokenizer.is_learned:
@@ -140,14 +134,7 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
             f"have more than {max_words} words",
         )
         found.append(long and f"{long}; training cuts them there (data.max_words)")
-    repeated = [image for image in split.images if len(set(image.captions)) < len(image.captions)]
-    alike = [image for image in repeated if len(set(image.captions)) == 1]
-    twice = [image for image in repeated if len(set(image.captions)) > 1]
-    if alike:
-        found.append(
-            f"the captions of each of {len(alike)} photos are all alike, as those of "
-            f"{alike[0].path}; give one, or captions that differ"
-        )
+    twice = [image for image in split.images if len(set(image.captions)) < len(image.captions)]
     if twice:
         found.append(
             f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
@@ -179,18 +166,13 @@ class ImageFacts(NamedTuple):
 def read_images(
     images: Iterable[CaptionedImage], done: Callable[[], object]
 ) -> tuple[dict[ImagePath, ImageFacts], dict[ImagePath, str]]:
-    """Read every image; return facts of those that can be read, and why others cannot.
-
-    Args:
-        images: An image in several splits is read once.
-        done: Called after each.
-    """
+    """Read every file once; return facts of those that can be read, and why others cannot."""
     facts: dict[ImagePath, ImageFacts] = {}
     unreadable: dict[ImagePath, str] = {}
     for path in dict.fromkeys(image.path for image in images):
         try:
-            width, height = open_image(path).size
-            facts[path] = ImageFacts(width, height, hashlib.sha256(path.read_bytes()).hexdigest())
+            size = open_image(path).size
+            facts[path] = ImageFacts(*size, hashlib.sha256(path.read_bytes()).hexdigest())
         except ImageError as error:
             unreadable[path] = str(error)
         done()
@@ -228,26 +210,22 @@ def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -
 def known_share(
     texts: Iterable[str], vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
 ) -> float:
-    """Return the share of the words of some captions that a vocabulary has.
+    """Return the share of the words of the first 10,000 captions that a vocabulary has.
 
     Args:
-        texts: Captions, of which the first 10,000 are counted.
-        vocabulary: Vocabulary of a model.
         tokenizer: Splits the captions; None is the vocabulary's.
     """
     split = (tokenizer or vocabulary.tokenizer).split
-    words = [word for text in islice(texts, _COUNTED) for word in split(text)]
+    words = [word for text in islice(texts, 10_000) for word in split(text)]
     return sum(word in vocabulary for word in words) / max(1, len(words))
 
 
 def split_problems(splits: Mapping[str, Split]) -> list[str]:
     """Return a sentence for each two splits that share files: those must not be trained on."""
-    found = []
-    for (one, first), (other, second) in combinations(splits.items(), 2):
-        shared = {i.path for i in first.images} & {i.path for i in second.images}
-        if shared:
-            found.append(
-                f"{len(shared)} photos are in {one} and in {other}, as {min(map(str, shared))}; "
-                "keep each in one split"
-            )
-    return found
+    paths = {name: {image.path for image in split.images} for name, split in splits.items()}
+    return [
+        f"{len(shared)} photos are in {one} and in {other}, as {min(map(str, shared))}; keep each "
+        "in one split"
+        for one, other in combinations(paths, 2)
+        if (shared := paths[one] & paths[other])
+    ]

@@ -12,17 +12,16 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from captioner.data.images import open_image
 from captioner.data.tars import ImagePath, TarMember
-from captioner.data.transforms import ImageTransform, open_image
+from captioner.data.transforms import ImageTransform
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, save_bytes
@@ -35,9 +34,8 @@ MAX_STRETCH = 0.1  # a crop's sides are stretched by up to exp(0.1), one up and 
 class FeatureCache:
     """float16 array [images, views, C, h, w], memory-mapped; view 0 is the image not augmented.
 
-    The name of its folder is a hash of everything that the values depend on: the encoder's weights,
-    the preprocessing and augmentation, the seed, and each image's path, size and time of change.
-    So a stale cache is never read.
+    The name of its folder is a hash of everything that the values depend on, so that a stale cache
+    is never read.
 
     Attributes:
         unreadable: Images that could not be read when the cache was made, each with the reason.
@@ -72,9 +70,7 @@ class FeatureCache:
 class FeatureCrop:
     """A random crop of a feature map, resized to the map's size, and mirrored at random.
 
-    The features of a mirrored or cropped image are only approximately the mirrored or cropped
-    features, so this is no substitute for views of the image, but it costs nothing and has no end
-    of variants.
+    It only approximates the features of a cropped or mirrored image, but it costs nothing.
 
     Args:
         min_area: Smallest share of the map that is kept.
@@ -96,10 +92,8 @@ class FeatureCrop:
         y, x = generator.uniform(height - 1, 1 - height), generator.uniform(width - 1, 1 - width)
         crop = torch.tensor([[[width, 0.0, x], [0.0, height, y]]])
         places = F.affine_grid(crop, [1, 1, *features.shape[1:]], align_corners=False)
-        cropped = F.grid_sample(
-            features.unsqueeze(0), places, padding_mode="border", align_corners=False
-        )
-        return cropped[0]
+        maps = features.unsqueeze(0)
+        return F.grid_sample(maps, places, padding_mode="border", align_corners=False)[0]
 
 
 class _Views(Dataset[tuple[Tensor, list[str]]]):
@@ -130,12 +124,8 @@ class _Views(Dataset[tuple[Tensor, list[str]]]):
 
     def key(self, fingerprint: str) -> str:
         """Return a hash of everything that the cached values depend on."""
-        settings = {
-            name: str(value)
-            for name, value in vars(self.transform).items()
-            if not name.startswith("_")
-        }
-        seed = self.seed
+        public = {k: v for k, v in vars(self.transform).items() if not k.startswith("_")}
+        settings, seed = {name: str(value) for name, value in public.items()}, self.seed
         if self.views == 1:  # nothing random in it
             settings["augmentation"], seed = "None", 0
         digest = hashlib.sha256(json.dumps([fingerprint, settings, self.views, seed]).encode())
@@ -207,21 +197,19 @@ def _fill(
 ) -> None:
     """Compute all items, and write down at the end which images cannot be read."""
     count = len(items)
+    unreadable: dict[int, str] = {}
     shape = (len(items.paths), items.views, *encode(items[range(1)][0]).shape[1:])
-    # A memory map ends the whole process (SIGBUS) when the disk fills up.
     if shutil.disk_usage(folder).free < 2 * math.prod(shape):
         raise OSError(errno.ENOSPC, f"{2 * math.prod(shape) / 1e9:.1f} GB are needed")
-    array: Any = open_memmap(folder / FEATURES, mode="w+", dtype=np.float16, shape=shape)
-    features = array.reshape(-1, *shape[2:])
-    unreadable: dict[int, str] = {}
-    done = 0
     chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
-    for images, reasons in load_items(items, chunks, workers=workers):
-        features[done : done + len(images)] = encode(images).cpu().numpy().astype(np.float16)
-        for index, reason in enumerate(reasons, start=done):
-            if reason:
-                unreadable[index // items.views] = reason
-        done += len(images)
-        progress(done, count)
-    array.flush()
-    save_bytes(json.dumps({"done": done, "unreadable": unreadable}).encode(), folder / DONE)
+    with (folder / FEATURES).open("wb") as file:
+        header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        loaded = load_items(items, chunks, workers=workers)
+        for chunk, (images, reasons) in zip(chunks, loaded, strict=True):
+            file.write(encode(images).cpu().numpy().astype("<f2").tobytes())
+            for index, reason in zip(chunk, reasons, strict=True):
+                if reason:
+                    unreadable[index // items.views] = reason
+            progress(chunk.stop, count)
+    save_bytes(json.dumps({"done": count, "unreadable": unreadable}).encode(), folder / DONE)

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from captioner.data.codecs import HEIF_SUFFIXES
-from captioner.data.transforms import IMAGE_SUFFIXES
+from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
 
+from captioner.data.images import open_image, upright_rgb
 from captioner.data.tars import ImagePath, TarMember
-from captioner.data.transforms import ImageTransform, open_image, upright_rgb
+from captioner.data.transforms import ImageTransform
 from captioner.errors import ConfigError, ImageError
 from captioner.runtime.parallel import Device, prefetch
 from captioner.types import Geometry
@@ -37,16 +37,16 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
     Raises:
         ImageError: It cannot be read, or is of another type.
     """
-    if isinstance(image, tuple) and _is_prepared(image):
-        given, geometry = image
-        array = given if isinstance(given, np.ndarray) else given.detach().float().cpu().numpy()
+    if _is_prepared(image):
+        given, geometry = image  # type: ignore[misc]
+        array = np.asarray(_on_cpu(given), dtype=np.float32)
         expected = (3, transform.height_px, transform.width_px)
         if array.shape != expected:
             raise ImageError(
                 f"has pixels {list(array.shape)}, but this model reads {list(expected)}; make "
                 "it by Captioner.transform of the same model"
             )
-        return array.astype(np.float32, copy=False), geometry
+        return array, geometry
     try:
         return transform.array(_opened(image))
     except ImageError as error:
@@ -66,14 +66,13 @@ def _opened(source: Any) -> Image.Image:
         return open_image(source)
     if isinstance(source, os.PathLike):
         return open_image(os.fsdecode(source))
-    if _is_array(source):
-        dtype = str(source.dtype).removeprefix("torch.")
-        if dtype != "uint8" or source.ndim != 3 or source.shape[-1] != 3:
+    if hasattr(source, "__array__"):
+        pixels = np.asarray(_on_cpu(source))
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
             raise ImageError(
-                f"is an array of {dtype} {list(source.shape)}; use uint8 pixels "
+                f"is an array of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
-        pixels = source if isinstance(source, np.ndarray) else source.cpu().numpy()
         return Image.fromarray(np.ascontiguousarray(pixels))
     data = source.read() if hasattr(source, "read") else None
     if not isinstance(data, bytes):
@@ -81,14 +80,12 @@ def _opened(source: Any) -> Image.Image:
             f"is a value of type {type(source).__name__}; use a path, bytes, an open binary file, "
             "a PIL image, or uint8 pixels [height, width, 3] as a NumPy array or a tensor"
         )
-    if not data:
-        raise ImageError("is a file that is empty, or was read to its end before")
     return open_image(data)
 
 
 def as_list(images: Any) -> list[ImageInput]:
     """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
-    pixels = _is_prepared(images) or (_is_array(images) and images.ndim == 3)
+    pixels = _is_prepared(images) or getattr(images, "ndim", 0) == 3
     if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
         raise ConfigError("images: is one image; put it in a list, or use caption")
     return list(images)
@@ -102,7 +99,7 @@ def drawable(image: Any) -> str | bytes | Image.Image | None:
         return os.fsdecode(image)
     if isinstance(image, (str, bytes, Image.Image)):
         return image
-    return _opened(image) if _is_array(image) else None
+    return _opened(image) if hasattr(image, "__array__") else None
 
 
 def _is_prepared(image: Any) -> bool:
@@ -110,10 +107,9 @@ def _is_prepared(image: Any) -> bool:
     return isinstance(image, tuple) and len(image) == 2 and isinstance(image[1], Geometry)
 
 
-def _is_array(value: object) -> bool:
-    """Return whether a value is an array or a tensor, without importing PyTorch."""
-    tensor = "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
-    return tensor or isinstance(value, np.ndarray)
+def _on_cpu(values: Any) -> Any:
+    """Return an array as it is, and a tensor on the CPU, where NumPy can read it."""
+    return values.detach().cpu() if hasattr(values, "detach") else values
 
 
 def opened(

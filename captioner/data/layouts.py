@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
@@ -120,9 +120,7 @@ class DataFiles:
     def folder(self) -> Path:
         """The folder with everything: the root, the folder of a file, or the one above."""
         folder = Path(self.root)
-        if os.path.isfile(folder):
-            folder = folder.absolute().parent
-        while _is_part(folder):
+        while os.path.isfile(folder) or _is_part(folder):
             folder = folder.absolute().parent
         return folder
 
@@ -132,10 +130,7 @@ class DataFiles:
 
     def candidates(self, *patterns: str) -> list[Path]:
         """Return the file that the user names, or else the files below the root of these names."""
-        if self.named_file is not None:
-            files: Iterable[Path] = [self.named_file]
-        else:
-            files = self.tree.others
+        files = self.tree.others if self.named_file is None else [self.named_file]
         return [f for f in files if any(fnmatch(f.name.lower(), p.lower()) for p in patterns)]
 
     def relative(self, path: Path) -> str:
@@ -207,23 +202,19 @@ class CaptionedData:
                 sentence that names the file and, where it has lines, the line.
         """
         chosen = self._indices(name)
-        ids: dict[int | str, NamedImage] = {}
+        names: dict[int | str, str | TarMember] = {}
         for image in (self._named[index] for index in chosen):
-            other = ids.setdefault(image.image_id, image)
-            if other.name != image.name:
+            other = names.setdefault(image.image_id, image.name)
+            if other != image.name:
                 raise DataError(
-                    f"{self.data.root}: the image id {image.image_id} is that of {other.name} and "
-                    f"of {image.name}; number the images apart, or take one split at a time"
+                    f"{self.data.root}: the image id {image.image_id} is that of {other} and of "
+                    f"{image.name}; number the images apart, or take one split at a time"
                 )
         return self._split(chosen)
 
     def everything(self) -> Split:
         """Return all images of all splits."""
         return self._split(range(len(self._named)))
-
-    def captions(self, name: str) -> list[str]:
-        """Return all captions of a split, also of images that are not on disk."""
-        return [text for index in self._indices(name) for text in self._named[index].captions]
 
     def references(self, name: str) -> list[CaptionedImage]:
         """Return the captioned images of a split, whether they are on disk or not."""
@@ -236,10 +227,6 @@ class CaptionedData:
         for image in self._named:
             found.setdefault(split_name(image.split), image.split)
         return [name for name in found.values() if name]
-
-    @property
-    def has_splits(self) -> bool:
-        return bool(self.split_names)
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
@@ -284,13 +271,13 @@ class CaptionedData:
     def _indices(self, name: str) -> Sequence[int]:
         """Return which images are of a split, or of several joined with "+"."""
         wanted = {split_name(part) for part in name.split("+")}
-        if "" in wanted:
-            raise DataError(
-                f'{name!r} is no split name; give one such as "train", or several joined with "+"'
-            )
         available = set(map(split_name, self.split_names))
         if not available or (available == {"train"} and (self.divides_train or wanted == {"val"})):
-            return self._divided(wanted)
+            names = [str(image.name) for image in self._named]
+            held_out = held_out_for_validation(names, self.val_share) if self.val_share else set()
+            divided = wanted in ({"train"}, {"val"}) and 0 < len(held_out) < len(names)
+            is_val = wanted == {"val"}
+            return [i for i in range(len(names)) if not divided or (i in held_out) == is_val]
         chosen = set()
         for part in wanted:
             years = {each for each in available if re.sub(r"\d{4}$", "", each) == part}  # COCO's
@@ -303,17 +290,6 @@ class CaptionedData:
             chosen |= {part} if part in available else years
         return [i for i, image in enumerate(self._named) if split_name(image.split) in chosen]
 
-    def _divided(self, wanted: set[str]) -> Sequence[int]:
-        """Return the images of `train`, of `val`, or all, in a data set that has no splits."""
-        names = [str(image.name) for image in self._named]
-        everything = range(len(names))
-        if not self.val_share or wanted not in ({"train"}, {"val"}):
-            return everything
-        held_out = held_out_for_validation(names, self.val_share)
-        if len(held_out) >= len(names):  # too few to divide
-            return everything
-        return [index for index in everything if (index in held_out) == (wanted == {"val"})]
-
     def _none_on_disk(self, names: Sequence[str]) -> str:
         """Say that no image was found, where it was searched, and what lies there instead."""
         first, folder, there = names[0], self.data.folder, self.data.tree.images
@@ -322,12 +298,8 @@ class CaptionedData:
                 f"{self.data.root} names addresses such as {first}, and none of the {len(names)} "
                 f"photos is below {folder}; download them first, for instance with img2dataset"
             )
-        found = f"there are no photos below {folder}"
-        if there:
-            found = (
-                f"the {len(there)} photos below {folder} have other names, such as "
-                f"{self.data.relative(there[0])}"
-            )
+        other = f", such as {self.data.relative(there[0])}" if there else ""
+        found = f"there are {len(there) or 'no'} photos below {folder}{other}"
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
             f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
@@ -368,25 +340,23 @@ def _recognised(data: DataFiles) -> tuple[str, Recognised]:
     # A table or sidecars may accompany a data set of a certain name.
     certain = {name: each for name, each in found.items() if name not in ("table", "sidecars")}
     found = certain or found
-    if not found:
-        reason = f"is no data set of format {data.format}"
-        if data.format == AUTO:
-            reason = "holds no data set whose layout is recognised"
-        raise DataError(_not_recognised(data, reason))
     if len(found) > 1:
         titles = "; ".join(each.title for each in found.values())
         raise DataError(
             f"{data.root} holds several data sets: {titles}. Choose one with --format "
             f"{' or --format '.join(found)} (data.format in a recipe)"
         )
+    if not found:
+        raise DataError(_not_recognised(data))
     return next(iter(found.items()))
 
 
-def _not_recognised(data: DataFiles, reason: str) -> str:
+def _not_recognised(data: DataFiles) -> str:
     """Say that no layout fits, what lies there, and where the layouts are listed."""
     from captioner.data.formats.table import headings
 
-    parts = [f"{data.root} {reason}"]
+    layout = "any layout that is recognised" if data.format == AUTO else f"format {data.format}"
+    parts = [f"{data.root} holds no data set of {layout}"]
     if not os.path.isfile(data.root):
         others = [data.relative(path) for path in data.tree.others]
         files = f"these other files: {listed(others, 5)}" if others else "no other files"

@@ -114,30 +114,24 @@ def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
             )
 
 
-def _csv_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield first lines and cells; captions are not always quoted, and may begin with a quote."""
-
-    def rows(text: str, quoting: Any = csv.QUOTE_MINIMAL) -> Iterator[tuple[int, list[str]]]:
-        file, line = io.StringIO(text, newline=""), 1
+def _csv_rows(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """Return first lines and cells; captions are not always quoted, and may begin with a quote."""
+    stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
+    unquoted = delimiter in "\t|" and (".token" in path.name or stray.search(text))
+    quoting: Any = csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL
+    problem = ""
+    for content in (text, stray.sub(r"\1\2", text)):
+        file, line = io.StringIO(content, newline=""), 1
         reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
+        rows = []
         try:
             for cells in reader:
-                yield line, [cell.strip() for cell in cells]
+                rows.append((line, [cell.strip() for cell in cells]))
                 line = reader.line_num + 1
+            return rows
         except csv.Error as error:
-            raise DataError(
-                f"{path}, line {line}: not readable as CSV ({error}); check for a stray quote"
-            ) from error
-
-    stray = re.compile(rf'(?m)(^|[{delimiter}])"([^"\n]*)"(?=[^"{delimiter}\r\n])')
-    if stray.search(text) is None and ".token" not in path.name:
-        return rows(text)
-    if delimiter in "\t|":
-        return rows(text, csv.QUOTE_NONE)
-    try:
-        return iter(list(rows(text)))
-    except DataError:
-        return rows(stray.sub(r"\1\2", text))
+            problem = f"{path}, line {line}: not readable as CSV ({error}); check for a stray quote"
+    raise DataError(problem)
 
 
 def delimiter_of(heading: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -52,22 +51,3 @@ class TarMember:
 
 
 ImagePath: TypeAlias = Path | TarMember
-
-
-def sample_key(name: str) -> tuple[str, str]:
-    """Return key and extension of a tar member: `a/1.seg.png` is `seg.png` of `a/1`.
-
-    Both are empty for a member that WebDataset skips.
-    """
-    folder, base = posixpath.split(name)
-    key, _, extension = base.partition(".")
-    return (posixpath.join(folder, key), extension.lower()) if key and extension else ("", "")
-
-
-def is_image(member: tarfile.TarInfo) -> bool:
-    """Return whether a tar member is an image of a sample."""
-    from captioner.data.codecs import HEIF_SUFFIXES
-    from captioner.data.transforms import IMAGE_SUFFIXES
-
-    suffix, suffixes = posixpath.splitext(member.name)[1].lower(), IMAGE_SUFFIXES | HEIF_SUFFIXES
-    return member.isfile() and bool(sample_key(member.name)[0]) and suffix in suffixes

@@ -34,10 +34,9 @@ _LONGEST, _LONGEST_UNSPACED = 16, 4
 
 
 class Tokenizer(ABC):
-    """Splits captions into tokens and joins tokens into text.
+    """Splits captions into tokens and joins tokens into text; `captioner.registry` lists them.
 
-    To add one, write a subclass in a new file and a line in `captioner.registry.TOKENIZERS`. A
-    tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
+    A tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
 
     Attributes:
         name: Its name in recipes.
@@ -62,8 +61,6 @@ class Tokenizer(ABC):
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         """Return the tokenizer for a model that is to be trained on these captions.
 
-        One that learns from captions returns a new one.
-
         Args:
             min_count: Rarer tokens are not wanted.
             max_size: Nor more tokens than this; None sets no limit.
@@ -73,10 +70,6 @@ class Tokenizer(ABC):
     def settings(self) -> dict[str, Any]:
         """Return what the constructor needs to build this tokenizer again, as plain values."""
         return {}
-
-    def warning(self, texts: Iterable[str]) -> str | None:
-        """Return a sentence that names the remedy when this tokenizer does not suit the texts."""
-        return None
 
     def save(self, path: Path) -> None:
         """Write name and settings as JSON."""
@@ -103,22 +96,6 @@ class WordTokenizer(Tokenizer):
         if not text.isascii():
             shape = "".join(_MARK if _is_mark(character) else character for character in text)
         return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
-
-    def warning(self, texts: Iterable[str]) -> str | None:
-        tokens = unspaced = 0
-        for text in texts:
-            if text.isascii():
-                tokens += text.count(" ") + 1
-                continue
-            words = self.split(text)
-            tokens += len(words)
-            unspaced += sum(_RUN_OF_UNSPACED.search(word) is not None for word in words)
-        if unspaced <= _MAX_UNSPACED_SHARE * tokens:
-            return None
-        return (
-            f"{unspaced} of {tokens} words of the captions are runs of a script without spaces "
-            "between words, and each run would be one word; set data.tokenizer: characters"
-        )
 
 
 class CharacterTokenizer(WordTokenizer):
@@ -154,9 +131,6 @@ class CharacterTokenizer(WordTokenizer):
                 text += " "
             text += token
         return text
-
-    def warning(self, texts: Iterable[str]) -> str | None:
-        return None
 
 
 class SubwordTokenizer(WordTokenizer):
@@ -202,31 +176,46 @@ class SubwordTokenizer(WordTokenizer):
 
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         package = _import_tokenizers()
-        captions, words = list(captions), WordTokenizer()
+        captions = list(captions)
         encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
         encoder.pre_tokenizer = package.pre_tokenizers.Metaspace(replacement=_SPACE)
         trainer = package.trainers.BpeTrainer(
             vocab_size=max_size or _SUBWORDS,
             min_frequency=min_count,
-            max_token_length=_LONGEST_UNSPACED if words.warning(captions) else _LONGEST,
+            max_token_length=_LONGEST_UNSPACED if unspaced_runs(captions) else _LONGEST,
             special_tokens=[_UNKNOWN],
             show_progress=False,
         )
-        texts = (" ".join(words.split(text)) for text in captions)
-        encoder.train_from_iterator(texts, trainer)
+        words = map(WordTokenizer().split, captions)
+        encoder.train_from_iterator(map(" ".join, words), trainer)
         return SubwordTokenizer(encoder.to_str())
 
     def settings(self) -> dict[str, Any]:
         return {"model": self.model}
-
-    def warning(self, texts: Iterable[str]) -> str | None:
-        return None
 
 
 def _import_tokenizers() -> Any:
     with needs_extra("data.tokenizer: subwords", "subwords"):
         import tokenizers
     return tokenizers
+
+
+def unspaced_runs(texts: Iterable[str]) -> str | None:
+    """Return a warning if `words` would take runs of a script without spaces for words."""
+    tokens = runs = 0
+    for text in texts:
+        if text.isascii():
+            tokens += len(text.split())
+            continue
+        words = WordTokenizer().split(text)
+        tokens += len(words)
+        runs += sum(_RUN_OF_UNSPACED.search(word) is not None for word in words)
+    if runs <= _MAX_UNSPACED_SHARE * tokens:
+        return None
+    return (
+        f"{runs} of {tokens} words of the captions are runs of a script without spaces "
+        "between words, and each run would be one word; set data.tokenizer: characters"
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -244,12 +233,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _is_mark(character: str) -> bool:
-    """Return whether a character is a mark that belongs to the letter before it.
-
-    U+FE00 to U+FE0F (variation selectors) are not.
-    """
-    marks = unicodedata.category(character) in ("Mn", "Mc")
-    return marks and not "\ufe00" <= character <= "\ufe0f"
+    """Return whether a character belongs to the letter before it; variation selectors do not."""
+    return unicodedata.category(character) in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
 
 
 def begins_unspaced(character: str) -> bool:

@@ -14,8 +14,8 @@ from PIL import Image
 
 from captioner.captioner import Captioner
 from captioner.data.download import fetch_image
+from captioner.data.images import open_image
 from captioner.data.inputs import ImageInput
-from captioner.data.transforms import open_image
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import SearchOptions
 from captioner.runtime.device import usable_cores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from captioner.config.settings import Config
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.errors import ImageError
 from captioner.log import logger
 from captioner.training.run_log import RunLog

@@ -15,7 +15,8 @@ from captioner.config import DecodingConfig
 from captioner.config.settings import Config
 from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
-from captioner.data.transforms import ImageTransform, open_image
+from captioner.data.images import open_image
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from captioner.data.transforms import open_image, upright_rgb
+from captioner.data.images import open_image, upright_rgb
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.files import save, save_bytes
 from captioner.types import Geometry

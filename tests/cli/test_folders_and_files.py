@@ -19,7 +19,7 @@ from captioner.cli.caption import main
 from captioner.cli.output_folder import JOURNAL, read_journal
 from captioner.cli.photos import Skipped, photos_in
 from captioner.data import codecs
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.errors import ImageError
 
 

@@ -18,9 +18,10 @@ from captioner.data.dataset import (
     encode_captions,
     load_batches,
 )
+from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.tokenizer import WordTokenizer
-from captioner.data.transforms import Augmentation, ImageTransform, open_image
+from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 
 tokenize = WordTokenizer().split

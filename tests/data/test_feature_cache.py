@@ -16,8 +16,9 @@ from torch import Tensor
 
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
+from captioner.data.images import open_image
 from captioner.data.layouts import read_split
-from captioner.data.transforms import Augmentation, ImageTransform, open_image
+from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.models.backbones.backbone import build_backbone

@@ -238,7 +238,7 @@ def test_where_no_photo_is_found_the_message_says_what_lies_there(tmp_path: Path
     assert message.startswith(f"none of the 1 images that {tmp_path} names is on disk")
     assert f"expected at {tmp_path}/a.jpg; there are no photos below {tmp_path}" in message
     draw(tmp_path / "photos")
-    assert "the 12 photos below" in sentence(root=tmp_path)
+    assert "there are 12 photos below" in sentence(root=tmp_path)
     assert "such as photos/00.jpg" in sentence(root=tmp_path)
     write(tmp_path / "t.csv", "image,caption\nhttps://example.org/1,a dog\n")
     assert "names addresses such as https://example.org/1" in sentence(root=tmp_path)

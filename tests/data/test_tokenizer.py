@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.tokenizer import CharacterTokenizer, Tokenizer, WordTokenizer, load_tokenizer
+from captioner.data.tokenizer import (
+    CharacterTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    load_tokenizer,
+    unspaced_runs,
+)
 from captioner.data.vocabulary import Vocabulary
 from captioner.registry import TOKENIZERS
 
@@ -53,14 +59,13 @@ def test_characters_are_tokens_where_there_are_no_spaces_and_words_elsewhere(
 
 
 def test_text_that_words_would_take_for_huge_words_is_noticed() -> None:
-    said = WordTokenizer().warning(CHINESE)
+    said = unspaced_runs(CHINESE)
     assert said is not None
     assert "data.tokenizer: characters" in said
     assert "\n" not in said
-    assert characters.warning(CHINESE) is None
-    assert WordTokenizer().warning(["a dog runs", "ein Hund läuft", "собака бежит"] * 9) is None
-    assert WordTokenizer().warning([*["a sign that says something"] * 50, CHINESE[0]]) is None
-    assert WordTokenizer().warning([]) is None
+    assert unspaced_runs(["a dog runs", "ein Hund läuft", "собака бежит"] * 9) is None
+    assert unspaced_runs([*["a sign that says something"] * 50, CHINESE[0]]) is None
+    assert unspaced_runs([]) is None
 
 
 # --- subwords --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from captioner.checkpoint import load_model, save_model
-from captioner.data.transforms import open_image
+from captioner.data.images import open_image
 from captioner.errors import DataError
 from captioner.models.build import build_model
 from captioner.training import train

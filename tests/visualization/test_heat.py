@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.data.transforms import Augmentation, ImageTransform, open_image
+from captioner.data.images import open_image
+from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.types import Geometry
 from captioner.visualization.heat import attention_heat, is_flat, peak, peaks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,65 +86,62 @@ def _holds_captions(path: Path) -> bool:
 
 def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     """Return the images of a captions file, and sentences about what it holds in vain."""
-    data = read_json_object(path)
+    content = read_json_object(path)
+    try:
+        images = [_entry(image, "id", "file_name") for image in content["images"]]
+        # A file of image names alone, for a split without public captions, has no annotations.
+        annotations = content.get("annotations", [])
+        texts = [_entry(each, "image_id", "caption") for each in annotations]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is not a COCO captions file: expected images with id and file_name, and "
+            f"annotations with image_id and caption ({type(error).__name__}: {error})"
+        ) from None
     names: dict[int | str, str] = {}
-    for image_id, name in _entries(path, data, "images", "id", "file_name"):
-        if image_id in names:
+    for image_id, name in images:
+        if names.setdefault(image_id, name) != name:
             raise DataError(
-                f"{path}, images: image id {quoted(repr(image_id))} is that of {names[image_id]} "
-                f"and of {name}; number them apart"
+                f"{path}, images: image id {image_id!r} is that of {names[image_id]} and of "
+                f"{name}; number them apart"
             )
-        names[image_id] = name
     by_text = {str(image_id): image_id for image_id in names}
     captions: dict[int | str, list[str]] = {image_id: [] for image_id in names}
     strangers: list[int | str] = []
     other_type: list[int | str] = []
-    # A file of image names alone, for a split without public captions, has no annotations.
-    data.setdefault("annotations", [])
-    for image_id, text in _entries(path, data, "annotations", "image_id", "caption"):
-        if str(image_id) not in by_text:
+    for image_id, text in texts:
+        found = by_text.get(str(image_id))
+        if found is None:
             strangers.append(image_id)
             continue
-        if image_id not in names:
+        if found != image_id:
             other_type.append(image_id)
-        captions[by_text[str(image_id)]].append(text)
+        captions[found].append(text)
     problems = []
-    count = len(data["annotations"])
     if strangers:
         problems.append(
-            f"{path}: {len(strangers)} of {count} annotations name no image of the file, the first "
-            f"image_id is {strangers[0]!r}; they are left out"
+            f"{path}: {len(strangers)} of {len(texts)} annotations name no image of the file, the "
+            f"first image_id is {strangers[0]!r}; they are left out"
         )
     if other_type:
         kinds = ("texts", "numbers") if isinstance(other_type[0], str) else ("numbers", "texts")
         problems.append(
-            f"{path}: {len(other_type)} of {count} annotations name images by {kinds[0]} such as "
-            f"{other_type[0]!r}, and the images' ids are {kinds[1]}; they are taken as equal, but "
-            "COCO's own tools do not"
+            f"{path}: {len(other_type)} of {len(texts)} annotations name images by {kinds[0]} such "
+            f"as {other_type[0]!r}, and the images' ids are {kinds[1]}; they are taken as equal, "
+            "but COCO's own tools do not"
         )
     return [NamedImage(names[i], tuple(captions[i]), i) for i in names], problems
 
 
-def _entries(
-    path: Path, data: dict[str, Any], kind: str, id_key: str, text_key: str
-) -> Iterator[tuple[int | str, str]]:
-    """Yield the id and the text of each entry of `images` or of `annotations`."""
-    entries = data.get(kind)
-    if not isinstance(entries, list):
-        raise DataError(f"{path} is not a COCO captions file: it has no list of {kind}")
-    for number, entry in enumerate(entries, start=1):
-        facts = entry if isinstance(entry, dict) else {}
-        image_id, text = facts.get(id_key), facts.get(text_key, 0)
-        if isinstance(image_id, float) and image_id.is_integer():  # as pandas writes them
-            image_id = int(image_id)
-        if text is None and kind == "annotations":
-            text = ""
-        if not isinstance(image_id, (int, str)) or not isinstance(text, str):
-            raise DataError(
-                f"{path} is not a COCO captions file: {kind}, number {number}: expected {id_key} "
-                f"and {text_key}, not {quoted(repr(entry))}"
-            )
-        yield image_id, text
+def _entry(entry: dict[str, Any], id_key: str, text_key: str) -> tuple[int | str, str]:
+    """Return the id and the text of an entry of `images` or of `annotations`."""
+    entry_id, text = entry[id_key], entry[text_key]
+    if isinstance(entry_id, float) and entry_id.is_integer():  # as pandas writes them
+        entry_id = int(entry_id)
+    if text is None and text_key == "caption":
+        text = ""
+    if not isinstance(entry_id, (int, str)) or not isinstance(text, str):
+        raise TypeError(f"not {quoted(repr(entry))}")
+    return entry_id, text
 
 
 def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
@@ -153,8 +149,11 @@ def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
 
     A COCO name of 2014 also finds the image under its name of 2017, by its number.
     """
-    files = {split: lists / f"coco_{split}.txt" for split in ("train", "val", "test", "restval")}
-    files = {split: path for split, path in files.items() if path.exists()}
+    files = {
+        split: path
+        for split in ("train", "val", "test", "restval")
+        if (path := lists / f"coco_{split}.txt").exists()
+    }
     if not files:
         raise DataError(f"there is no list coco_train.txt, coco_val.txt or such in {lists}")
 

@@ -204,18 +204,13 @@ def _rows(
     """
     chosen: tuple[str, list[str]] | None = None
     for line, record in table_records(path, bad):
-        if chosen is None or chosen[0] not in record:
-            found = _chosen_columns(list(record), data)
-            if found is None and chosen is None:
-                raise DataError(
-                    f"{path}, line {line}: no columns of images and captions are recognised in "
-                    f"{listed(list(record))}; name them with --image-column and --caption-column"
-                )
-            if found is None:
-                bad.append(f"{path}, line {line}: it has no image ({quoted(str(record))})")
-                continue
-            chosen = found
-        image, captions = record[chosen[0]], texts_of([record.get(column) for column in chosen[1]])
+        chosen = chosen or _chosen_columns(list(record), data)
+        if chosen is None:
+            raise DataError(
+                f"{path}, line {line}: no columns of images and captions are recognised in "
+                f"{listed(list(record))}; name them with --image-column and --caption-column"
+            )
+        image, captions = record.get(chosen[0]), texts_of([record.get(c) for c in chosen[1]])
         if isinstance(image, (bytes, dict, list)):
             raise DataError(
                 f"{path}: its column {chosen[0]} holds no names of image files, but "
@@ -234,13 +229,9 @@ def _rows(
             if numbered := _NUMBERED.fullmatch(name):
                 name = numbered[1]
             name = without_guard(name, path.parent)
+            name = name if is_url(name) else posixpath.normpath(name)
             split = next((v for c, v in record.items() if c.strip().lower() == "split"), None)
-            yield (
-                line,
-                name if is_url(name) else posixpath.normpath(name),
-                captions or ("",),  # counted as left out
-                str(split or "").strip(),
-            )
+            yield line, name, captions or ("",), str(split or "").strip()  # "": counted as left out
 
 
 def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:

