@@ -37,8 +37,8 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
     Raises:
         ImageError: It cannot be read, or is of another type.
     """
-    if _is_prepared(image):
-        given, geometry = image  # type: ignore[misc]
+    if isinstance(image, tuple) and _is_prepared(image):
+        given, geometry = image
         array = np.asarray(_on_cpu(given), dtype=np.float32)
         expected = (3, transform.height_px, transform.width_px)
         if array.shape != expected:
