@@ -24,7 +24,7 @@ from PIL import Image
 from torch.nn import functional
 
 from benchmarks.timing import peak_memory_mib
-from captioner.config.settings import SourceConfig
+from captioner.config.settings import DataConfig, SourceConfig
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
 from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.images import open_image
@@ -87,7 +87,7 @@ def measure(folder: Path) -> None:
         train_split="train2017",
         val_split="val2017",
     )
-    images = read_sources([source])
+    images = read_sources(DataConfig(sources=(source,)))
     assert len(images.training) == PHOTOS
     assert len(images.captions) == CAPTIONS
     done("index: annotations and folders")

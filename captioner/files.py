@@ -20,9 +20,7 @@ TEMPORARY = ".*.tmp"  # pattern of the files that `replacing` writes; a killed p
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` once it is written completely; if not, it is removed.
-
-    It gets the permissions of the file that it replaces.
+    """Open a new file that replaces `path`, with its permissions, once it is written completely.
 
     Args:
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
@@ -31,8 +29,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: It cannot be written or renamed.
     """
-    # In the same folder, because a rename is atomic only within a file system; its name is short,
-    # because the name of `path` may already be as long as the file system allows.
+    # A rename is atomic only within a file system; the name of `path` may be as long as it allows.
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
     try:
         with temporary.open("xb") as file:
@@ -49,11 +46,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file: all of it, or nothing, even when the disk fills up or the process is stopped.
-
-    Args:
-        path: Its folder is made when it is missing; a file of that name is replaced.
-        write: Writes the content to an open file.
+    """Write a file, and its folder where it is missing: all of it, or nothing.
 
     Raises:
         CaptionerError: The file cannot be written; the message names it.
@@ -93,9 +86,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a lock on `path`, a file that is made where it is missing, against other processes.
-
-    The lock ends with this process, however that ends; processes forked from it do not share it.
+    """Hold a lock on a file against other processes; it ends with this one, however that ends.
 
     Args:
         wait: Wait for a process that holds the lock, and say so on stderr.
@@ -130,8 +121,7 @@ def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
     """Make a folder where it is missing, and keep other runs away from it.
 
     Args:
-        name: What the folder is called in a message.
-        remedy: The end of a message: what to do instead.
+        name, remedy: What a message calls the folder, and what to do instead.
 
     Raises:
         ConfigError: Another run writes there, or nothing can be written there.
@@ -141,11 +131,9 @@ def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / ".lock", wait=False))
         except BlockingIOError:
-            raise ConfigError(
-                f"{name}: another run writes there; wait for its end, or {remedy}"
-            ) from None
+            problem = "another run writes there; wait for its end, or"
+            raise ConfigError(f"{name}: {problem} {remedy}") from None
         except OSError as error:
-            raise ConfigError(
-                f"{name}: cannot be written to ({error.strerror}); {remedy}"
-            ) from None
+            problem = f"cannot be written to ({error.strerror});"
+            raise ConfigError(f"{name}: {problem} {remedy}") from None
         yield

@@ -27,11 +27,7 @@ def absolute(name: str) -> str:
 
 
 def file_system(name: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a path or URL, and the path in it.
-
-    Raises:
-        CaptionerError: There is no such file system, or the package that it needs is missing.
-    """
+    """Return the fsspec file system of a path or URL, and the path in it."""
     import fsspec  # not among what captions on a CPU
 
     try:
@@ -70,19 +66,13 @@ def reading(name: str) -> Iterator[None]:
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the paths or URLs of a pattern with {00..99}, * or ?, in order.
+    """Return the paths or URLs of a pattern with {00..99}, * or ?, in order; at least one."""
+    from braceexpand import braceexpand  # of the extra `batch`
 
-    Raises:
-        DataError: There is none, or the file system cannot be reached.
-    """
-    names = [pattern]
-    if "{" in pattern:
-        from braceexpand import braceexpand  # of the extra `batch`
-
-        try:
-            names = list(braceexpand(pattern))
-        except ValueError:
-            raise DataError(f"{pattern}: a brace is not closed") from None
+    try:
+        names = list(braceexpand(pattern)) if "{" in pattern else [pattern]
+    except ValueError:
+        raise DataError(f"{pattern}: a brace is not closed") from None
     found: list[str] = []
     for name in names:
         system, path = file_system(name)
@@ -98,11 +88,7 @@ def expand(pattern: str) -> list[str]:
 
 
 class Folder:
-    """A folder to write to (a path or URL), made by its first file.
-
-    Files appear whole on this machine and in object stores; elsewhere checksums find those that
-    were cut short.
-    """
+    """A folder to write to (a path or URL), made by its first file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -115,11 +101,9 @@ class Folder:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, None where there is no such file; a DataError says why not."""
-        try:
-            with reading(f"{self.name}/{name}"):
-                content: bytes = self.system.cat_file(self.path(name))
-        except FileNotFoundError:
-            return None
+        content: bytes | None = None
+        with contextlib.suppress(FileNotFoundError), reading(f"{self.name}/{name}"):
+            content = self.system.cat_file(self.path(name))
         return content
 
     def write(self, name: str, content: bytes) -> None:
@@ -142,11 +126,9 @@ class Folder:
     def names(self, folder: str) -> set[str]:
         """Return the names of the files in a folder of this one, none where it is missing."""
         self.system.invalidate_cache()
-        try:
-            with reading(self.name):
-                paths = self.system.ls(self.path(folder), detail=False)
-        except FileNotFoundError:
-            return set()
+        paths: list[str] = []
+        with contextlib.suppress(FileNotFoundError), reading(self.name):
+            paths = self.system.ls(self.path(folder), detail=False)
         return {posixpath.basename(path) for path in paths}
 
     def remove(self, name: str) -> None:

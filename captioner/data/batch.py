@@ -14,20 +14,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from captioner.data.vocabulary import START_INDEX
 
 
-def words_read(targets: Tensor) -> Tensor:
-    """Return what a decoder reads to write targets [N, T]: the start token, then its own words."""
-    return F.pad(targets[:, :-1], (1, 0), value=START_INDEX)
-
-
 def pack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
     """Lay out [N, T, ...] of N captions as [M, ...], step after step.
 
     Args:
         values: Padded at the end.
-        lengths: int64 [N], falling, on the CPU (reading them from a GPU would wait until its queued
-            work is done): the result is packed, so that M counts real words only. Or a mask, bool
-            [N, T], true for real words, on the device of the values: the padding stays, M is N T,
-            and no shape depends on data.
+        lengths: int64 [N], falling, on the CPU (a GPU would be waited for): M counts real words
+            only. Or their mask, bool [N, T], on the device of the values: the padding stays, M is
+            N T, and no shape depends on data.
     """
     if lengths.dim() == 2:
         return values[:, : lengths.shape[1]].transpose(0, 1).flatten(0, 1)
@@ -66,9 +60,8 @@ class Batch:
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
         lengths: int64 [N], number of targets; in a batch of fixed shape (`pad_batch`) their mask,
             bool [N, T].
-        words: Number of words that losses are divided by: that of this batch, or, where several
-            processes share a batch, the mean of theirs, so that the mean of their losses is that of
-            the whole batch.
+        words: Number of words that losses are divided by: that of this batch, or the mean over the
+            processes that share it, so that the mean of their losses is that of the whole batch.
         captions: Number of captions, likewise. In a batch of fixed shape both are tensors.
         weights: float32 [N], weights of the captions in the loss; None weighs all alike.
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
@@ -98,7 +91,7 @@ class Batch:
     @property
     def tokens(self) -> Tensor:
         """int64 [N, T], the words read: the start token and all targets but the last."""
-        return words_read(self.targets)
+        return F.pad(self.targets[:, :-1], (1, 0), value=START_INDEX)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, inputs as floats (images in channels-last layout)."""
@@ -116,6 +109,5 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each of its tensors."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        changed: dict[str, Any] = {name: function(value) for name, value in tensors.items()}
-        return replace(self, **changed)
+        values: dict[str, Any] = vars(self)
+        return replace(self, **{k: function(v) for k, v in values.items() if isinstance(v, Tensor)})

@@ -35,9 +35,8 @@ class Split:
         images: Images on disk that have captions.
         missing: Files that are not on disk.
         uncaptioned: Images on disk without captions, as all of COCO's test split are.
-        wordless: Texts that are no captions (`is_caption`), each with its image.
+        wordless: Texts that are no captions, each with its image.
         problems: Sentences about what the data set's files hold and cannot be used.
-        markers: Markers that nearly all captions begin or end with.
     """
 
     images: list[CaptionedImage]
@@ -51,8 +50,8 @@ class Split:
         """Return a sentence for each kind of thing in the split `name` that is of no use."""
         sentences = [*self.problems]
         missing, uncaptioned = self.missing, [image.path for image in self.uncaptioned]
+        count = len(missing) + len(uncaptioned) + len(self.images)
         if missing:
-            count = len(missing) + len(uncaptioned) + len(self.images)
             sentences.append(
                 f"{name}: {len(missing)} of {count} photos are missing: {listed(missing)}"
             )

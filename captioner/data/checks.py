@@ -61,8 +61,8 @@ class Markers:
     def of(cls, captions: Iterable[str]) -> Markers:
         """Find the markers of the captions of a data set."""
         texts = [text.strip() for text in captions]
-        first, texts = _common(texts, _FIRST)
-        last, _ = _common(texts, _LAST)
+        first, texts = _common(texts, _FIRST, at_end=False)
+        last, _ = _common(texts, _LAST, at_end=True)
         return cls(tuple(first), tuple(last))
 
     def __bool__(self) -> bool:
@@ -77,29 +77,30 @@ class Markers:
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""
         for marker in self.first:
-            if text.lower().startswith(marker):
-                text = text[len(marker) :].strip()
+            text = _without(text, marker, at_end=False)
         for marker in self.last:
-            if text.lower().endswith(marker):
-                text = text[: -len(marker)].strip()
+            text = _without(text, marker, at_end=True)
         return text
 
 
-def _common(texts: list[str], pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
+def _without(text: str, marker: str, *, at_end: bool) -> str:
+    if at_end:
+        return text[: -len(marker)].strip() if text.lower().endswith(marker) else text
+    return text[len(marker) :].strip() if text.lower().startswith(marker) else text
+
+
+def _common(
+    texts: list[str], pattern: re.Pattern[str], *, at_end: bool
+) -> tuple[list[str], list[str]]:
     """Return the markers at one end of nearly all texts, and the texts without them."""
     markers: list[str] = []
-    while len(markers) < _MOST_MARKERS:
+    while len(texts) > 1 and len(markers) < _MOST_MARKERS:
         counts = Counter(m[0].lower() for text in texts[:_SAMPLED] if (m := pattern.search(text)))
-        if not counts:
+        marker = counts.most_common(1)[0][0] if counts else ""
+        shorter = [_without(text, marker, at_end=at_end) for text in texts] if marker else texts
+        if sum(a != b for a, b in zip(texts, shorter, strict=True)) < MARKED * len(texts):
             break
-        ((marker, _),) = counts.most_common(1)
-        found = [m if (m := pattern.search(t)) and m[0].lower() == marker else None for t in texts]
-        if len(texts) < 2 or len(texts) - found.count(None) < MARKED * len(texts):
-            break
-        texts = [
-            (text[: match.start()] + text[match.end() :]).strip() if match else text
-            for text, match in zip(texts, found, strict=True)
-        ]
+        texts = shorter
         markers.append(marker)
     return markers, texts
 

@@ -26,7 +26,7 @@ _SUBSETS = 1  # spawn key of the generator of `_views`, unlike that of any other
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """The captions of a list of images as indices of words; captions without words are left out.
+    """C captions of a list of images as indices of words; captions without words are left out.
 
     Args:
         image_of: int64 [C], the image of each caption, rising.
@@ -64,9 +64,8 @@ class CaptionDataset(Dataset[Batch]):
     """Images with their captions as indices; an item is a whole batch.
 
     An entry of a batch is `caption + repeat * number of captions`, where `repeat` counts the views
-    of an image that an epoch shows (see `CaptionBatches`). The randomness of a view is a function
-    of (seed, epoch, image, repeat), so that it does not depend on worker processes, on the order of
-    work or on where a run was resumed.
+    of an image that an epoch shows. The randomness of a view is a function of (seed, epoch, image,
+    repeat), whatever the worker processes and wherever a run was resumed.
 
     Args:
         weights: float32 [C], weights of the captions in the loss; None weighs all alike.
@@ -91,14 +90,10 @@ class CaptionDataset(Dataset[Batch]):
         self.cache = cache
         self.cache_crop = cache_crop
 
-    def __len__(self) -> int:
-        """Number of captions."""
-        return len(self.captions)
-
     def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
         """Return the batch of an (epoch, entries) pair."""
         epoch, entries = item
-        repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self))
+        repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self.captions))
         views = self.captions.image_of[chosen] + repeats * len(self.images)
         inputs: dict[int, Tensor] = {}
         unreadable: dict[str, str] = {}
@@ -128,7 +123,7 @@ class CaptionDataset(Dataset[Batch]):
             words=float(lengths.sum()),
             captions=float(len(lengths)),
             weights=None if self.weights is None else torch.from_numpy(self.weights[chosen]),
-            seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self))),
+            seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self.captions))),
             image_seeds=child_seeds(seed + 1, torch.from_numpy(read)),
             seed=seed_of(self.seed, epoch, first + 1),
             from_frozen=self.cache is not None,
@@ -145,11 +140,10 @@ class CaptionDataset(Dataset[Batch]):
 
 
 class CaptionBatches:
-    """Deterministic batches of caption entries; batch b of epoch e is f(seed, e, b).
+    """Batches of the entries of `CaptionDataset`; batch b of epoch e is f(seed, e, b).
 
     An epoch shows each image of a source of weight w about w times: with 0.5 a random half of them
-    and in the next epoch the other half, with 2 each image in two random views. Sources are mixed
-    in every batch. Entries are those of `CaptionDataset`.
+    and in the next epoch the other half, with 2 each image in two random views.
 
     Args:
         by: `length` makes batches of captions of one length, as section 4.3 of the paper, in random
@@ -180,18 +174,22 @@ class CaptionBatches:
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
         """Return all batches of an epoch; every entry of the epoch is in exactly one."""
-        generator = np.random.default_rng((self.seed, epoch))
-        entries = self._entries(epoch)
-        if not len(entries):
+        views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
+        for source, (images, weight) in enumerate(self._sources):
+            if len(images):
+                views[images] = self._views(source, len(images), weight, epoch)
+        views_of_captions = views[self.captions.image_of]
+        repeats = range(int(views.max(initial=0)))
+        found = [np.flatnonzero(views_of_captions > r) + r * len(self.captions) for r in repeats]
+        if not found:
             return []
         divide = self._by_image if self.by == "photo" else self._by_length
-        return divide(entries, generator)
+        return divide(np.concatenate(found), np.random.default_rng((self.seed, epoch)))
 
     def share(self, entries: np.ndarray, process: int, processes: int) -> np.ndarray:
         """Return the entries of a batch that a process takes, perhaps none.
 
-        The captions of a view of an image stay together, and the numbers of views of
-        any two processes differ by one at most.
+        The captions of a view stay together; the views of two processes differ by one at most.
         """
         if processes == 1:
             return entries
@@ -200,17 +198,6 @@ class CaptionBatches:
         _, first, view_of = np.unique(views, return_index=True, return_inverse=True)
         place = np.argsort(np.argsort(first))[view_of]  # of the view, in the order of the batch
         return entries[place * processes // len(first) == process]
-
-    def _entries(self, epoch: int) -> np.ndarray:
-        """Return the entries of an epoch, in order."""
-        views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
-        for source, (images, weight) in enumerate(self._sources):
-            if len(images):
-                views[images] = self._views(source, len(images), weight, epoch)
-        views_of_captions = views[self.captions.image_of]
-        repeats = range(int(views.max(initial=0)))
-        found = [np.flatnonzero(views_of_captions > r) + r * len(self.captions) for r in repeats]
-        return np.concatenate(found) if found else np.arange(0)
 
     def _views(self, source: int, images: int, weight: float, epoch: int) -> np.ndarray:
         """Return how often an epoch shows each image of a source, int [images].

@@ -25,12 +25,9 @@ def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool
     """Return the bytes of the file at an address; redirects are followed.
 
     Args:
-        url: An address that begins with http:// or https://.
-        max_bytes: Largest file.
         timeout: Seconds for all of it.
         allow_private: Also fetch from this machine and from private networks, and through the proxy
-            that the environment names. Leave it out where strangers choose the address: they would
-            read what only this machine reaches.
+            that the environment names. Leave it out where strangers choose the address.
 
     Raises:
         ImageError: The address cannot be fetched; the message does not name it: the caller does.
@@ -38,8 +35,8 @@ def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool
     if not is_url(url):
         raise ImageError("is no address of a photo: it begins with neither http:// nor https://")
     end = time.monotonic() + timeout
-    handlers = (urllib.request.ProxyHandler({}), _PublicHTTPHandler, _PublicHTTPSHandler)
-    opener = urllib.request.build_opener(*(() if allow_private else handlers))
+    handlers = () if allow_private else (urllib.request.ProxyHandler({}), _PublicHandler)
+    opener = urllib.request.build_opener(*handlers)
     body = bytearray()
     try:
         request = urllib.request.Request(url, headers=_HEADERS)
@@ -65,20 +62,15 @@ def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool
 
 
 class _PublicHTTPConnection(http.client.HTTPConnection):
-    """Talks to public addresses alone.
-
-    The address of the connection itself is checked too: a name that resolves to another address a
-    moment later, or a redirect, leads nowhere else.
-    """
+    """Talks to public addresses alone, also after a redirect."""
 
     def connect(self) -> None:
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        self._require_public([str(address[0]) for *_, address in found])
-        super().connect()
-        self._require_public([self.sock.getpeername()[0]])
-
-    def _require_public(self, addresses: list[str]) -> None:
-        if not all(map(_is_public, addresses)):
+        addresses = [str(address[0]) for *_, address in found]
+        if public := all(map(_is_public, addresses)):
+            super().connect()  # the name may lead elsewhere a moment later
+            public = _is_public(self.sock.getpeername()[0])
+        if not public:
             self.close()
             raise ImageError("is an address of a private network, which is not fetched")
 
@@ -87,12 +79,10 @@ class _PublicHTTPSConnection(http.client.HTTPSConnection, _PublicHTTPConnection)
     """Checks the address before TLS, whose bytes would be the first that are sent."""
 
 
-class _PublicHTTPHandler(urllib.request.HTTPHandler):
+class _PublicHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_PublicHTTPConnection, request)
 
-
-class _PublicHTTPSHandler(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_PublicHTTPSConnection, request)
 

@@ -97,9 +97,9 @@ class FeatureCrop:
 
 
 class _Views(Dataset[tuple[Tensor, list[str]]]):
-    """All views of all images; an item is a range of them.
+    """All views [3, H, W] of all images, each with the reason if it is unreadable, else "".
 
-    Each view is a network input [3, H, W], with the reason if its image is unreadable, else "".
+    An item is a range of them.
     """
 
     def __init__(

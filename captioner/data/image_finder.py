@@ -50,58 +50,43 @@ class FolderTree:
 class ImageFinder:
     """Finds images by the names that a data set gives them.
 
-    A name is a path from one of `folders` in most data sets. Where no file lies there, the images
-    below the root are compared with the name: without its folders, in other case, with another
-    suffix or none, and a COCO image by its number, whatever the year in its name.
+    Where no file lies there, the images below the root are compared with the name: without its
+    folders, in other case, with another suffix or none, and a COCO image by its number alone.
 
     Args:
         folders: Where names begin, the usual place first.
         tree: Files below the root.
 
     Attributes:
+        files: The file of each name, None where there is none; no file twice by comparison.
         elsewhere: Number of images by folder that were found by comparison.
     """
 
-    def __init__(self, folders: Sequence[Path], tree: FolderTree) -> None:
+    def __init__(self, names: Sequence[str], folders: Sequence[Path], tree: FolderTree) -> None:
         self.folders = folders
         self.tree = tree
-        self.elsewhere: Counter[str] = Counter()
-        self._names: dict[str, frozenset[str]] = {}  # of files, by folder
-
-    def find(self, names: Sequence[str]) -> list[Path | None]:
-        """Return the file of each name, None where there is none; no file twice by comparison."""
-        places = ((folder / name for folder in self.folders) for name in names)
-        found = [next(filter(self._exists, paths), None) for paths in places]
-        taken = set(found)
-        similar = {
-            index: self._similar(name, taken)
-            for index, (name, path) in enumerate(zip(names, found, strict=True))
-            if path is None
-        }
+        self._listed: dict[str, frozenset[str]] = {}  # names of files, by folder
+        self.files: dict[str, Path | None] = {}
+        for name in names:
+            self.files[name] = next((f / name for f in folders if self._exists(f / name)), None)
+        taken = set(self.files.values())
+        missing = [name for name, path in self.files.items() if path is None]
+        similar = {name: self._similar(name, taken) for name in missing}
         count = Counter(similar.values())
-        for index, path in similar.items():
-            if path is not None and count[path] == 1:
-                found[index] = path
-                folder = os.path.relpath(path.parent, self.tree.root)
-                self.elsewhere["its folder" if folder == "." else f"{folder}/"] += 1
-        return found
-
-    def expected(self, name: str) -> Path:
-        """Return where an image would lie that is not on disk."""
-        return self.folders[0] / name
+        found = {name: path for name, path in similar.items() if path and count[path] == 1}
+        self.files |= found
+        places = (os.path.relpath(path.parent, tree.root) for path in found.values())
+        self.elsewhere = Counter("its folder" if p == "." else f"{p}/" for p in places)
 
     def _exists(self, path: Path) -> bool:
-        """Return whether a file exists; each folder is listed once.
-
-        A listing replaces a hundred thousand calls of stat, slow on network disks.
-        """
+        """Return whether a file exists; each folder is listed once, as stat is slow on networks."""
         folder, name = os.path.split(path)
-        if folder not in self._names:
+        if folder not in self._listed:
             try:
-                self._names[folder] = frozenset(os.listdir(folder or "."))
+                self._listed[folder] = frozenset(os.listdir(folder or "."))
             except (OSError, ValueError):  # no such folder, or a zero byte in the name
-                self._names[folder] = frozenset()
-        return name in self._names[folder]
+                self._listed[folder] = frozenset()
+        return name in self._listed[folder]
 
     def _similar(self, name: str, taken: set[Path | None]) -> Path | None:
         """Return the image below the root that is likeliest meant; None where several could be."""

@@ -61,9 +61,9 @@ def open_image(
 ) -> Image.Image:
     """Read an image file as upright 8-bit RGB.
 
-    EXIF orientation is applied, CMYK and palettes are converted, 16-bit grey is scaled to 8 bits,
-    transparency is laid on white, and of an animation the first frame that shows something is
-    taken. A photo of more than HALVED_FROM_PIXELS is returned at half its size or less.
+    EXIF orientation is applied, 16-bit grey is scaled to 8 bits, transparency is laid on white, and
+    of an animation the first frame that shows something is taken. A photo of more than
+    HALVED_FROM_PIXELS is returned at half its size or less.
 
     Args:
         source: A path, a place in a tar file, the bytes of a file, or a file object that can seek.
@@ -71,9 +71,7 @@ def open_image(
 
     Raises:
         DataError: A tar file cannot be read.
-        ImageError: The file is missing, empty, not an image of an accepted format, damaged or too
-            large (over MAX_IMAGE_PIXELS; for baseline JPEGs, MAX_JPEG_PIXELS). The message does not
-            name the file: the caller does.
+        ImageError: The file cannot be read, or is too large. The caller names the file.
     """
     if isinstance(source, TarMember):
         source = source.read_bytes()

@@ -1,10 +1,8 @@
-"""Data sets on disk: which layout they have, and their splits.
-
-`captioner.registry.DATA_FORMATS` lists the layouts, functions in `captioner.data.formats`.
-"""
+"""Data sets on disk: which layout of `captioner.data.formats` they have, and their splits."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -43,9 +41,8 @@ class NamedImage:
 
     Args:
         name: Path from one of `Annotations.folders`, or the image's place in a tar file.
-        captions: Its texts as they stand in the file.
         image_id: Its id in COCO results.
-        split: The split it belongs to; "" in a data set without splits.
+        split: Empty in a data set without splits.
     """
 
     name: str | TarMember
@@ -59,7 +56,6 @@ class Annotations:
     """What the files of a data set say.
 
     Args:
-        images: In the order of the files.
         folders: Where the names of images begin, the usual place first.
         problems: Sentences about what cannot be used, such as captions of no image.
     """
@@ -71,12 +67,7 @@ class Annotations:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A data set whose layout is known.
-
-    Args:
-        title: What lies there in words, with its files: "Kaggle's Flickr8k: captions.txt".
-        read: Returns what the files say; its DataError names the file and the line or entry.
-    """
+    """A layout that fits: what lies there in words, and a function that reads it."""
 
     title: str
     read: Callable[[], Annotations]
@@ -84,13 +75,7 @@ class Recognised:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Where a data set lies, and what the user says about it.
-
-    Args:
-        format: Name of a layout, or `auto`.
-        root, file, coco_splits, image_column, caption_column, strip_markers: As in
-            `captioner.config.settings.DataConfig`.
-    """
+    """Where a data set lies, and how to read it, as in `captioner.config.settings.DataConfig`."""
 
     format: str = AUTO
     root: str | Path = ""
@@ -102,11 +87,7 @@ class DataFiles:
 
     @cached_property
     def named_file(self) -> Path | None:
-        """The captions file that the user names: `file`, in the root or as it stands, or the root.
-
-        Raises:
-            DataError: It does not exist.
-        """
+        """The captions file that the user names: `file`, below the root or not, or the root."""
         if self.file is None:
             return Path(self.root) if os.path.isfile(self.root) else None
         for path in (Path(self.root, self.file), Path(self.file)):
@@ -118,11 +99,17 @@ class DataFiles:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder with everything: the root, the folder of a file, or the one above."""
+        """The folder with everything: the root, the folder of a file, or the one above.
+
+        A folder of captions alone, or of images alone, is a part of a data set.
+        """
         folder = Path(self.root)
-        while os.path.isfile(folder) or _is_part(folder):
+        while True:
+            name = folder.absolute().name.lower()
+            images_alone = name in _FOLDERS_OF_IMAGES and not FolderTree(folder).others
+            if not (os.path.isfile(folder) or images_alone or name in _FOLDERS_OF_CAPTIONS):
+                return folder
             folder = folder.absolute().parent
-        return folder
 
     @cached_property
     def tree(self) -> FolderTree:
@@ -136,13 +123,6 @@ class DataFiles:
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""
         return os.path.relpath(path, self.folder)
-
-
-def _is_part(folder: Path) -> bool:
-    """Return whether a folder has the captions of a data set alone, or the images alone."""
-    name = folder.absolute().name.lower()
-    images_alone = name in _FOLDERS_OF_IMAGES and not FolderTree(folder).others
-    return images_alone or name in _FOLDERS_OF_CAPTIONS
 
 
 class CaptionedData:
@@ -178,14 +158,12 @@ class CaptionedData:
 
     @cached_property
     def _finder(self) -> ImageFinder:
-        return ImageFinder(self._annotations.folders, self.data.tree)
+        names = [image.name for image in self._named if isinstance(image.name, str)]
+        return ImageFinder(names, self._annotations.folders, self.data.tree)
 
-    @cached_property
-    def _files(self) -> list[ImagePath | None]:
-        """The file of each image; None where there is none."""
-        names = [image.name for image in self._named]
-        found = iter(self._finder.find([name for name in names if isinstance(name, str)]))
-        return [next(found) if isinstance(name, str) else name for name in names]
+    def _file(self, image: NamedImage) -> ImagePath | None:
+        """Return the file of an image; None where there is none."""
+        return self._finder.files[image.name] if isinstance(image.name, str) else image.name
 
     @cached_property
     def _markers(self) -> Markers:
@@ -201,9 +179,9 @@ class CaptionedData:
             DataError: Something is missing, malformed or empty, or no image is on disk; one
                 sentence that names the file and, where it has lines, the line.
         """
-        chosen = self._indices(name)
+        chosen = self._chosen(name)
         names: dict[int | str, str | TarMember] = {}
-        for image in (self._named[index] for index in chosen):
+        for image in chosen:
             other = names.setdefault(image.image_id, image.name)
             if other != image.name:
                 raise DataError(
@@ -214,11 +192,12 @@ class CaptionedData:
 
     def everything(self) -> Split:
         """Return all images of all splits."""
-        return self._split(range(len(self._named)))
+        return self._split(self._named)
 
     def references(self, name: str) -> list[CaptionedImage]:
         """Return the captioned images of a split, whether they are on disk or not."""
-        return [i for index in self._indices(name) if (i := self._image(index)[0]).captions]
+        images = (self._captioned(named)[0] for named in self._chosen(name))
+        return [image for image in images if image.captions]
 
     @cached_property
     def split_names(self) -> list[str]:
@@ -230,7 +209,7 @@ class CaptionedData:
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
-        on_disk = sum(path is not None for path in self._files)
+        on_disk = sum(self._file(image) is not None for image in self._named)
         places = [place for place, _ in self._finder.elsewhere.most_common(3)]
         found = f" in {' and '.join(places)}" if places else ""
         names = ", ".join(self.split_names)
@@ -240,44 +219,43 @@ class CaptionedData:
             splits += f" ({share} are held out for validation, by a hash of their names)"
         return f"{self.data.root}: {self._recognised.title}, {on_disk:,} photos{found}, {splits}"
 
-    def _split(self, chosen: Sequence[int]) -> Split:
+    def _split(self, chosen: Sequence[NamedImage]) -> Split:
         markers = None if self.data.strip_markers else self._markers
         split = Split([], [], problems=self._annotations.problems, markers=markers)
-        for index in chosen:
-            image, wordless = self._image(index)
-            split.wordless.extend(wordless)
-            if self._files[index] is None:
+        for named in chosen:
+            image, wordless = self._captioned(named)
+            split.wordless.extend((image.path, text) for text in wordless)
+            if self._file(named) is None:
                 split.missing.append(image.path)
             else:
                 (split.images if image.captions else split.uncaptioned).append(image)
         if not split.images and not split.uncaptioned:
-            raise DataError(self._none_on_disk([str(self._named[index].name) for index in chosen]))
+            raise DataError(self._none_on_disk([str(named.name) for named in chosen]))
         return split
 
-    def _image(self, index: int) -> tuple[CaptionedImage, list[tuple[ImagePath, str]]]:
-        """Return an image with its captions, and what stands there and is no caption.
+    def _captioned(self, named: NamedImage) -> tuple[CaptionedImage, list[str]]:
+        """Return an image with its captions, and the texts that are none.
 
-        Texts without words, as references, would only lower the scores.
+        As references, texts without words would only lower the scores.
         """
-        named = self._named[index]
-        path = self._files[index] or self._finder.expected(str(named.name))
         texts = [" ".join(text.split()) for text in named.captions]
         if self.data.strip_markers:
             texts = list(map(self._markers.stripped, texts))
-        captions = tuple(filter(is_caption, texts))
-        wordless = [(path, text) for text in texts if not is_caption(text)]
-        return CaptionedImage(path, captions, named.image_id), wordless
+        path = self._file(named) or self._finder.folders[0] / str(named.name)
+        image = CaptionedImage(path, tuple(filter(is_caption, texts)), named.image_id)
+        return image, list(itertools.filterfalse(is_caption, texts))
 
-    def _indices(self, name: str) -> Sequence[int]:
-        """Return which images are of a split, or of several joined with "+"."""
+    def _chosen(self, name: str) -> list[NamedImage]:
+        """Return the images of a split, or of several joined with "+"."""
         wanted = {split_name(part) for part in name.split("+")}
         available = set(map(split_name, self.split_names))
         if not available or (available == {"train"} and (self.divides_train or wanted == {"val"})):
             names = [str(image.name) for image in self._named]
             held_out = held_out_for_validation(names, self.val_share) if self.val_share else set()
-            divided = wanted in ({"train"}, {"val"}) and 0 < len(held_out) < len(names)
+            if wanted not in ({"train"}, {"val"}) or not 0 < len(held_out) < len(names):
+                return self._named
             is_val = wanted == {"val"}
-            return [i for i in range(len(names)) if not divided or (i in held_out) == is_val]
+            return [image for i, image in enumerate(self._named) if (i in held_out) == is_val]
         chosen = set()
         for part in wanted:
             years = {each for each in available if re.sub(r"\d{4}$", "", each) == part}  # COCO's
@@ -288,7 +266,7 @@ class CaptionedData:
                     "and data.val_split in a recipe)"
                 )
             chosen |= {part} if part in available else years
-        return [i for i, image in enumerate(self._named) if split_name(image.split) in chosen]
+        return [image for image in self._named if split_name(image.split) in chosen]
 
     def _none_on_disk(self, names: Sequence[str]) -> str:
         """Say that no image was found, where it was searched, and what lies there instead."""
@@ -302,7 +280,7 @@ class CaptionedData:
         found = f"there are {len(there) or 'no'} photos below {folder}{other}"
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
-            f"expected at {self._finder.expected(first)}; {found}. Put the photos there, or "
+            f"expected at {self._finder.folders[0] / first}; {found}. Put the photos there, or "
             "correct the path or the names"
         )
 
@@ -322,19 +300,11 @@ def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Spli
 
 
 def _recognised(data: DataFiles) -> tuple[str, Recognised]:
-    """Return the layout's name and what was recognised.
-
-    Raises:
-        DataError: There is no such place, nothing is recognised, or several layouts are.
-    """
-    if data.format not in (AUTO, *DATA_FORMATS):
-        raise DataError(
-            f"unknown data format {data.format!r}; use {AUTO} or one of {', '.join(DATA_FORMATS)}"
-        )
-    if is_url(str(data.root)):
-        raise DataError(f"{data.root}: training reads folders of this machine; copy it to one")
+    """Return the name of the one layout that fits, and what was recognised."""
     if not os.path.exists(data.root):  # Path.exists raises for some names
-        raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
+        raise DataError(
+            f"there is no file or folder {data.root} on this machine; correct the path of the data"
+        )
     names = DATA_FORMATS if data.format == AUTO else (data.format,)
     found = {name: each for name in names if (each := DATA_FORMATS[name](data))}
     # A table or sidecars may accompany a data set of a certain name.

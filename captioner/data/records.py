@@ -32,14 +32,7 @@ Record = tuple[int, dict[str, Any]]  # the line, or the position, of a row, and 
 
 
 def table_records(path: Path, bad: list[str]) -> Iterator[Record]:
-    """Yield the rows of a table.
-
-    Args:
-        bad: Receives a sentence for each row that cannot be read.
-
-    Raises:
-        DataError: The table cannot be read at all.
-    """
+    """Yield the rows of a table; `bad` receives a sentence for each that cannot be read."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from enumerate(_parquet_rows(path), start=1)
@@ -197,10 +190,9 @@ def _is_image_with_captions(name: str, value: Any) -> bool:
 
 def _parquet_rows(path: Path) -> list[Any]:
     with needs_extra(f"{path}", "batch"):
-        import pyarrow as pa
         import pyarrow.parquet as pq
     try:
         rows: list[Any] = pq.read_table(path).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (ValueError, OSError) as error:  # pyarrow's are of these kinds
         raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
     return rows

@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from captioner.data.image_finder import plain_name
 
 VAL_SHARE = 0.1  # of the photos of a data set without splits
-_OTHER_NAMES = {
-    "training": "train",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "testing": "test",
-}
+_OTHER_NAMES = {"training": "train", "testing": "test"} | dict.fromkeys(
+    ("valid", "validation", "dev"), "val"
+)
 SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
 
 
@@ -41,9 +37,8 @@ def split_of_folder(name: str) -> str:
 def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
     """Return which images of a data set without splits are held out for validation.
 
-    The choice is a function of the image's file name alone, so that training and evaluation agree
-    and a photo keeps its place when others are added. At least two are chosen, because CIDEr of a
-    single one is always 0.
+    Each is drawn by a hash of its file name alone, so that a photo keeps its place when others are
+    added. At least two are chosen, because CIDEr of a single one is always 0.
     """
 
     def draw(name: str) -> int:

@@ -40,11 +40,11 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); it must be there") from error
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    # A zero byte is of UTF-16 without its mark.
-    place = -1 if is_utf16 else data.find(b"\0", 0, 1000)
     try:
+        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        place = text.find("\0", 0, 1000)  # of UTF-16 without its mark
         if place < 0:
-            return data.decode("utf-16" if is_utf16 else "utf-8-sig")
+            return text
     except UnicodeDecodeError as error:
         place = error.start
     line = data.count(b"\n", 0, place) + 1

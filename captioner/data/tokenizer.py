@@ -36,8 +36,6 @@ _LONGEST, _LONGEST_UNSPACED = 16, 4
 class Tokenizer(ABC):
     """Splits captions into tokens and joins tokens into text; `captioner.registry` lists them.
 
-    A tokenizer that has settings returns them from `settings` and takes them as keyword arguments.
-
     Attributes:
         name: Its name in recipes.
         is_learned: Whether tokens are learned from captions; then none of them is too rare to keep.
@@ -68,7 +66,7 @@ class Tokenizer(ABC):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return what the constructor needs to build this tokenizer again, as plain values."""
+        """Return the arguments of the constructor, as plain values."""
         return {}
 
     def save(self, path: Path) -> None:
@@ -78,11 +76,9 @@ class Tokenizer(ABC):
 
 
 class WordTokenizer(Tokenizer):
-    """Lower-case words: runs of letters and digits in any script that puts spaces between words.
+    """Lower-case words: runs of letters and digits, with their marks, of the text in NFKC.
 
-    The marks on a letter, such as the vowel signs of Indic scripts, belong to its word. Apostrophes
-    and hyphens inside a word stay (`man's`, `t-shirt`); all other punctuation goes, as it does in
-    the scorers. Text is normalised to NFKC first.
+    Apostrophes and hyphens inside a word stay; all other punctuation goes, as in the scorers.
 
     >>> WordTokenizer().split("A man's t-shirt, \\"RED\\" & blue.")
     ['a', "man's", 't-shirt', 'red', 'blue']
@@ -99,9 +95,7 @@ class WordTokenizer(Tokenizer):
 
 
 class CharacterTokenizer(WordTokenizer):
-    """Characters for scripts without spaces between words; words, as `words`, for all others.
-
-    Marks stay with their character. Between characters of such scripts `join` writes no space.
+    """Characters, with their marks, for scripts without spaces between words; words for others.
 
     >>> CharacterTokenizer().split("一只 Red 狗。")
     ['一', '只', 'red', '狗']
@@ -114,14 +108,12 @@ class CharacterTokenizer(WordTokenizer):
     def split(self, text: str) -> list[str]:
         tokens: list[str] = []
         for word in super().split(text):
-            begins = True
-            for character in word:
+            for place, character in enumerate(word):
                 unspaced = is_unspaced(character) or (bool(tokens) and is_unspaced(tokens[-1][0]))
-                if begins or (unspaced and not _is_mark(character)):
+                if place == 0 or (unspaced and not _is_mark(character)):
                     tokens.append(character)
                 else:
                     tokens[-1] += character
-                begins = False
         return [token for token in tokens if token not in ("'", "-")]
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -136,8 +128,7 @@ class CharacterTokenizer(WordTokenizer):
 class SubwordTokenizer(WordTokenizer):
     """Byte pair encoding (Sennrich et al., 2016) of the text's words, by the package `tokenizers`.
 
-    Frequent words and phrases of a script without spaces become one token, rare ones several, and
-    none is out of vocabulary. A token that begins a word starts with "▁".
+    A token that begins a word starts with "▁".
 
     Args:
         model: The learned model in the JSON of `tokenizers`; None, before it is fitted, leaves
@@ -219,12 +210,7 @@ def unspaced_runs(texts: Iterable[str]) -> str | None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Build the tokenizer that a `tokenizer.json` names; without the file, `words`.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError: The file is not a
-            tokenizer's.
-    """
+    """Build the tokenizer that a `tokenizer.json` names; without the file, `words`."""
     if not path.exists():
         return WordTokenizer()
     content = json.loads(path.read_text(encoding="utf-8"))

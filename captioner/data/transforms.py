@@ -10,7 +10,6 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from captioner.config import Interpolation, PreprocessConfig, ResizeMode
 from captioner.data.images import MIN_CONTRAST
-from captioner.errors import ConfigError
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
@@ -150,11 +149,7 @@ class ImageTransform:
         return steps < 4 * MAX_ROUGHNESS * float(grey.var())
 
     def _centre_crop(self, view: Geometry) -> Geometry:
-        """Return the largest rectangle in the middle of the view with the input's aspect ratio.
-
-        Resizing it to the input is resizing the shorter side and cropping the centre, without
-        rounding to whole pixels in between.
-        """
+        """Return the largest rectangle in the middle of the view with the input's aspect ratio."""
         scale = max(self.width_px / view.width_px, self.height_px / view.height_px)
         width = min(self.width_px / scale, view.width_px)
         height = min(self.height_px / scale, view.height_px)
@@ -171,8 +166,6 @@ def image_transform(
     config: PreprocessConfig, augmentation: Augmentation | None = None
 ) -> ImageTransform:
     """Build the transform of settings that `models.build.resolved` completed."""
-    if config.mean is None or config.std is None or config.interpolation is None:
-        raise ConfigError("preprocess: mean, std and interpolation must be given")
     return ImageTransform(**vars(config), augmentation=augmentation)
 
 

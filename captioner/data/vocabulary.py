@@ -52,13 +52,12 @@ class Vocabulary:
         min_count: int = 5,
         max_size: int | None = None,
     ) -> Vocabulary:
-        """Collect the words of captions.
+        """Collect the words of captions, ties in alphabetical order.
 
         Args:
             tokenizer: Splits them; None is `words`.
             min_count: Words that occur less often are left out.
-            max_size: Keep only this many of the most frequent words; None keeps all. Ties are
-                broken in alphabetical order.
+            max_size: Keep only this many of the most frequent words; None keeps all.
         """
         tokenizer = tokenizer or WordTokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))
@@ -76,7 +75,7 @@ class Vocabulary:
         return [self._index.get(word, self.unknown) for word in words]
 
     def encode_phrases(self, phrases: Iterable[str]) -> list[list[int]]:
-        """Return indices of each phrase's words, without phrases that no caption can hold."""
+        """Return indices of the words of each phrase that a caption can hold."""
         split = [self.tokenizer.split(phrase) for phrase in phrases]
         return [self.encode(words) for words in split if words and all(w in self for w in words)]
 
@@ -87,9 +86,8 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write the words as JSON; the tokenizer is saved by itself (`Tokenizer.save`)."""
-        path.write_text(
-            json.dumps({"words": self.words}, ensure_ascii=False, indent=0), encoding="utf-8"
-        )
+        content = json.dumps({"words": self.words}, ensure_ascii=False, indent=0)
+        path.write_text(content, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer | None = None) -> Vocabulary:

@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from captioner.errors import CaptionerError, DataError
+from captioner.errors import CaptionerError, DataError, error_summary
 from captioner.runtime.signals import ignore_signals, started_workers
 
 # PyTorch has no class for the errors of lost workers.
-_LOST = re.compile(
-    r"DataLoader worker \(pid[^.\n]*|Too many open files|received 0 items of ancdata"
-)
+_LOST = re.compile("DataLoader worker|Too many open files|received 0 items of ancdata")
 
 Item = TypeVar("Item")
 
@@ -51,13 +49,12 @@ def load_items(
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
     except (RuntimeError, OSError, EOFError) as error:
-        lost = _LOST.search(str(error))
-        # An item's tensors are fetched from its worker, which may be dead by then.
+        # An item's tensors are fetched from its worker, which may be dead by then: an OSError.
         from_dataset = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
-        if not lost and from_dataset:
+        if from_dataset and not _LOST.search(str(error)):
             raise
         raise DataError(
-            f"a process that reads photos was lost ({lost[0] if lost else type(error).__name__}); "
-            "see whether memory or open files run out (ulimit -n), lower data.workers (0 reads "
-            "without further processes), and go on with --resume"
+            f"a process that reads photos was lost ({error_summary(error, part='line')}); see "
+            "whether memory or open files run out (ulimit -n), lower data.workers (0 reads without "
+            "further processes), and go on with --resume"
         ) from None

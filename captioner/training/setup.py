@@ -123,7 +123,7 @@ def prepare(
         by=data.batch_by,
         seed=config.train.seed,
         source_of=images.source_of,
-        weights=images.weights,
+        weights=[source.weight for source in images.sources],
     )
     return Setup(
         config=config,
@@ -149,14 +149,7 @@ def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedI
         ConfigError: The validation metric cannot be computed on so few images.
     """
     images = read_sources(
-        data_sources(config.data),
-        max_validation_images=config.train.val_photos,
-        val_share=config.data.val_share,
-        strip_markers=config.data.strip_markers,
-        max_words=config.data.max_words,
-        tokenizer=TOKENIZERS[config.data.tokenizer](),
-        note=_note,
-        warn=_warn,
+        config.data, max_validation_images=config.train.val_photos, note=_note, warn=_warn
     )
     by_source = dict(images.validation)
     if len(by_source) > 1:  # ids are distinct within a source only

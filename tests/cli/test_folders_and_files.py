@@ -18,8 +18,7 @@ from programs import Commands, ProgramResult
 from captioner.cli.caption import main
 from captioner.cli.output_folder import JOURNAL, read_journal
 from captioner.cli.photos import Skipped, photos_in
-from captioner.data import codecs
-from captioner.data.images import open_image
+from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
 
 
@@ -136,9 +135,9 @@ def without_pillow_heif(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     monkeypatch.setattr(Image, "OPEN", {k: v for k, v in Image.OPEN.items() if k != "HEIF"})
     monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
-    codecs.register_heif.cache_clear()
+    register_heif.cache_clear()
     yield
-    codecs.register_heif.cache_clear()
+    register_heif.cache_clear()
 
 
 def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path) -> None:

@@ -12,8 +12,7 @@ from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, s
 
 from captioner.cli import evaluate, finetune, train
 from captioner.cli.check_data import main as check_data
-from captioner.config.settings import Config, SourceConfig
-from captioner.config.validation import data_sources
+from captioner.config.settings import Config, DataConfig, SourceConfig
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
 from captioner.data.sources import read_sources
 from captioner.data.splits import held_out_for_validation
@@ -51,7 +50,7 @@ def configs() -> list[Config]:
 
 
 def photos_of(config: Config) -> tuple[set[str], set[str]]:
-    found = read_sources(data_sources(config.data), val_share=config.data.val_share)
+    found = read_sources(config.data)
     ((_, validation),) = found.validation
     return {str(i.path) for i in found.training}, {str(i.path) for i in validation}
 
@@ -121,7 +120,7 @@ def test_photos_are_held_out_only_where_there_is_something_to_validate(
 ) -> None:
     LAYOUTS[layout][0](tmp_path)
     source = SourceConfig(root=str(tmp_path), val_split=None, name="all")
-    assert len(read_sources([source]).training) == PHOTOS
+    assert len(read_sources(DataConfig(sources=(source,))).training) == PHOTOS
     assert 2 <= len(read_split(root=tmp_path, split="val").images) < PHOTOS
 
 

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.config.settings import SourceConfig
+from captioner.config.settings import DataConfig, SourceConfig
 from captioner.data.dataset import (
     CaptionBatches,
     CaptionDataset,
@@ -32,11 +32,10 @@ def table(folder: Path, **sizes: int) -> str:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> list[SourceConfig]:
-    return [
-        SourceConfig("first", "table", table(tmp_path / "a", train=6), loss_weight=0.5),
-        SourceConfig("second", "table", table(tmp_path / "b", train=4), weight=2.0),
-    ]
+def two(tmp_path: Path) -> DataConfig:
+    first = SourceConfig("first", "table", table(tmp_path / "a", train=6), loss_weight=0.5)
+    second = SourceConfig("second", "table", table(tmp_path / "b", train=4), weight=2.0)
+    return DataConfig(sources=(first, second))
 
 
 def captions_of(images_of_sources: list[int], captions: int = 2) -> EncodedCaptions:
@@ -70,7 +69,7 @@ def views(captions: EncodedCaptions, entries: list[np.ndarray]) -> Counter[int]:
 # ------------------------------------------------------------------------------------ reading
 
 
-def test_the_sources_are_joined_and_each_image_knows_its_own(two: list[SourceConfig]) -> None:
+def test_the_sources_are_joined_and_each_image_knows_its_own(two: DataConfig) -> None:
     data = read_sources(two)
     assert [image.source for image in data.training] == [0] * 6 + [1] * 4
     assert data.source_of.tolist() == [0] * 6 + [1] * 4
@@ -80,23 +79,19 @@ def test_the_sources_are_joined_and_each_image_knows_its_own(two: list[SourceCon
         ("second", 3),
     ]
     assert len(data.captions) == 20
-    assert data.weights == [1.0, 2.0]
+    assert [source.weight for source in data.sources] == [1.0, 2.0]
 
 
 def test_a_source_may_be_for_training_or_validation_alone(tmp_path: Path) -> None:
     root = table(tmp_path / "a")
-    data = read_sources(
-        [
-            SourceConfig("trained", "table", root, val_split=None),
-            SourceConfig("validated", "table", root, train_split=None),
-        ],
-        max_validation_images=2,
-    )
+    trained = SourceConfig("trained", "table", root, val_split=None)
+    validated = SourceConfig("validated", "table", root, train_split=None)
+    data = read_sources(DataConfig(sources=(trained, validated)), max_validation_images=2)
     assert {image.source for image in data.training} == {0}
     assert [(name, len(images)) for name, images in data.validation] == [("validated", 2)]
 
 
-def test_loss_weights_are_per_caption(two: list[SourceConfig]) -> None:
+def test_loss_weights_are_per_caption(two: DataConfig) -> None:
     data = read_sources(two)
     captions = encode_captions(data.training, VOCABULARY)
     weights = data.loss_weights(captions)
@@ -162,7 +157,7 @@ def test_over_the_epochs_all_images_come_equally_often(weight: float) -> None:
 
 
 @pytest.fixture
-def augmented(two: list[SourceConfig]) -> tuple[SourceImages, CaptionDataset]:
+def augmented(two: DataConfig) -> tuple[SourceImages, CaptionDataset]:
     data = read_sources(two)
     augmentation = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
     dataset = CaptionDataset(
@@ -178,7 +173,7 @@ def test_the_views_of_an_image_in_an_epoch_differ_and_the_first_is_that_of_a_sin
     augmented: tuple[SourceImages, CaptionDataset],
 ) -> None:
     _, dataset = augmented
-    caption, count = 13, len(dataset)
+    caption, count = 13, len(dataset.captions)
     batch = dataset[2, [caption, caption + count, caption + 2 * count]]
     assert batch.images.tolist() == [6, 6, 6]
     assert batch.image_index.tolist() == [0, 1, 2]
@@ -201,7 +196,7 @@ def test_workers_and_resuming_in_mid_epoch_change_nothing(
         by=by,  # type: ignore[arg-type]
         seed=9,
         source_of=data.source_of,
-        weights=data.weights,
+        weights=[source.weight for source in data.sources],
     )
     plain = list(load_batches(dataset, order, 1))
     assert len(plain) == len(order.epoch(1)) > 4
@@ -220,7 +215,7 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
     def digest(folder: str, **sizes: int) -> str:
         root = tmp_path / folder
         path = str(root if root.exists() else table(root, **sizes))
-        return captions_digest(read_sources([SourceConfig("only", "table", path)]).training)
+        return captions_digest(read_sources(DataConfig("table", path)).training)
 
     assert digest("a") == digest("b")
     assert digest("a") != digest("c", train=11)
@@ -232,7 +227,7 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
 def test_only_training_captions_are_said_to_be_cut(tmp_path: Path) -> None:
     root = table(tmp_path / "a", train=3, val=3)
     warnings: list[str] = []
-    read_sources([SourceConfig("only", "table", root)], max_words=2, warn=warnings.append)
+    read_sources(DataConfig("table", root, max_words=2), warn=warnings.append)
     assert [text.partition(":")[0] for text in warnings if "training cuts them" in text] == [
         "train"
     ]
@@ -241,6 +236,5 @@ def test_only_training_captions_are_said_to_be_cut(tmp_path: Path) -> None:
 def test_validating_on_training_images_is_reported(tmp_path: Path) -> None:
     root = table(tmp_path / "a", train=5, val=2)
     warnings: list[str] = []
-    same = SourceConfig("same", "table", root, val_split="train+val")
-    read_sources([same], warn=warnings.append)
+    read_sources(DataConfig("table", root, val_split="train+val"), warn=warnings.append)
     assert any("5 of the validation photos are training photos" in text for text in warnings)

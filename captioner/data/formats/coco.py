@@ -18,10 +18,8 @@ _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 def coco(data: DataFiles) -> Recognised | None:
     """Find `annotations/captions_*.json` next to the folders of the images, such as `train2017/`.
 
-    A split is what the star stands for. For a split whose captions are kept back,
-    `image_info_*.json` is read. With `coco_splits`, a folder of coco_{train,val,test,restval}.txt,
-    a split is one of these four lists of image names, found in all captions files. Ids are
-    COCO's own; an image that no captions file has is named by its file name.
+    A split is what the star stands for, also in `image_info_*.json` without captions. With
+    `coco_splits`, a folder of coco_{train,val,test,restval}.txt, it is one of these lists of names.
     """
     files = _captions_files(data)
     names = listed(sorted(map(data.relative, files.values())))
@@ -51,10 +49,7 @@ def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
 
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:
-    """Return the captions files by their splits: what the star of captions_*.json stands for.
-
-    A file that the user names, or the only one in COCO's form under another name, has no split.
-    """
+    """Return the captions files by their splits; one of another name has the split ""."""
     if data.named_file is not None:
         is_coco = data.format == "coco" or _holds_captions(data.named_file)
         return {"": data.named_file} if is_coco else {}
@@ -145,10 +140,7 @@ def _entry(entry: dict[str, Any], id_key: str, text_key: str) -> tuple[int | str
 
 
 def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
-    """Return the images that coco_{train,val,test,restval}.txt in the folder `lists` name.
-
-    A COCO name of 2014 also finds the image under its name of 2017, by its number.
-    """
+    """Return the images that the lists in a folder name; COCO's by number, whatever the year."""
     files = {
         split: path
         for split in ("train", "val", "test", "restval")

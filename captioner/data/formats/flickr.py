@@ -1,7 +1,4 @@
-"""Flickr8k and Flickr30k: the original archives, and Kaggle's.
-
-Image ids are positions in the captions file.
-"""
+"""Flickr8k and Flickr30k: the original archives, and Kaggle's; ids are positions of the images."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ from captioner.errors import DataError
 
 
 def flickr8k(data: DataFiles) -> Recognised | None:
-    """Find `Flickr8k.token.txt` or Kaggle's `captions.txt`.
-
-    Images lie in `images/`, `Images/`, `Flickr8k_Dataset/` or `Flicker8k_Dataset/`.
-    """
+    """Find `Flickr8k.token.txt` or Kaggle's `captions.txt`."""
     for path in data.candidates("Flickr8k.token.txt"):
         return Recognised(f"Flickr8k: {data.relative(path)}", partial(_flickr8k, data, path))
     for path in data.candidates("captions.txt"):
@@ -32,10 +26,7 @@ def flickr8k(data: DataFiles) -> Recognised | None:
 
 
 def flickr30k(data: DataFiles) -> Recognised | None:
-    """Find `results_20130124.token` or Kaggle's `results.csv`.
-
-    Images lie in `flickr30k-images/` or `flickr30k_images/`, also twice nested.
-    """
+    """Find `results_20130124.token` or Kaggle's `results.csv`."""
 
     def read() -> Annotations:
         images = read_tables(data, [(path, "")]).images

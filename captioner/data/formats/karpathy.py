@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.text_files import read_json_object
@@ -13,8 +12,7 @@ from captioner.errors import DataError, listed
 def karpathy(data: DataFiles) -> Recognised | None:
     """Find `dataset_*.json` next to the folders of the images that it names.
 
-    Images lie below the folder that the file gives as `filepath`, if it does. Ids are cocoids if
-    all images have one, else positions in the file.
+    Ids are cocoids if all images have one, else positions in the file.
     """
     files = _files(data)
     names = listed(list(map(data.relative, files)))
@@ -38,7 +36,8 @@ def _read(data: DataFiles, files: list[Path]) -> Annotations:
         try:
             name = Path(image.get("filepath", ""), image["filename"]).as_posix()
             split = image["split"].strip()
-            captions = tuple(map(_text, image["sentences"]))
+            texts = [s["raw"] if "raw" in s else " ".join(s["tokens"]) for s in image["sentences"]]
+            captions = tuple(map(str.strip, texts))
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{path}, image number {index + 1}: expected filename, split and sentences "
@@ -50,12 +49,6 @@ def _read(data: DataFiles, files: list[Path]) -> Annotations:
     # Flickr's images have no folder in the file; COCO's have.
     usual = data.folder if have_cocoid else data.folder / "images"
     return Annotations(named, [usual, data.folder, path.parent])
-
-
-def _text(sentence: dict[str, Any]) -> str:
-    """Return a caption as it was written, or of its words where there is no more."""
-    text: str = sentence["raw"] if "raw" in sentence else " ".join(sentence["tokens"])
-    return text.strip()
 
 
 def _files(data: DataFiles) -> list[Path]:

@@ -44,10 +44,9 @@ def _captions(path: Path) -> tuple[str, ...]:
 
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
-    """Return the text file of each image that has one: a.txt or a.jpg.txt beside a.jpg.
+    """Return the text file of each image that has one: a.txt or a.jpg.txt next to a.jpg.
 
-    Where no image has one beside it, those in other folders count, as captions/a.txt of
-    images/a.jpg, if no two images and no two texts have that name.
+    If none has, those in other folders count, as captions/a.txt, where a name is there once.
     """
     texts = [path for path in data.tree.others if path.suffix.lower() in _SUFFIXES]
     texts.sort(key=lambda path: _SUFFIXES.index(path.suffix.lower()))

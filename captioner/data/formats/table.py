@@ -23,6 +23,7 @@ _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".p
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
+_ANSWERS = ("gpt", "assistant")  # whose turns of a conversation are captions
 _FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
@@ -30,11 +31,12 @@ _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|im
 def table(data: DataFiles) -> Recognised | None:
     """Find the table that the user names, or the only one in the root.
 
-    Several rows of an image are several captions, and a caption may be a list. Several files are
-    the splits of one data set if they are called so, as train.csv and val.csv. Ids are positions of
-    the images.
+    Several files are the splits of one data set if they are called so, as train.csv and val.csv.
+    Ids are positions of the images.
     """
-    paths = _tables(data)
+    found = [path for path in _possible_tables(data) if _is_table(path, data)]
+    least = min((len(path.parts) for path in found), default=0)  # the least deep folder with any
+    paths = [path for path in found if len(path.parts) == least]
     names = listed(list(map(data.relative, paths)))
 
     def read() -> Annotations:
@@ -66,10 +68,8 @@ def imagefolder(data: DataFiles) -> Recognised | None:
                 images.append(replace(image, name=name, image_id=len(images)))
         folders = [split_of_folder(str(image.name)) for image in images]
         if all(folders):
-            images = [
-                replace(image, split=image.split or folder)
-                for image, folder in zip(images, folders, strict=True)
-            ]
+            pairs = zip(images, folders, strict=True)
+            images = [replace(image, split=image.split or folder) for image, folder in pairs]
         return Annotations(images, [data.folder])
 
     title = f"Hugging Face's imagefolder: {listed(list(map(data.relative, paths)), 3)}"
@@ -77,11 +77,7 @@ def imagefolder(data: DataFiles) -> Recognised | None:
 
 
 def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:
-    """Return the images of tables, each with the name of its split, or "" if rows name theirs.
-
-    Raises:
-        DataError: A table, or rows of it, cannot be read; names the first rows.
-    """
+    """Return the images of tables, each with the name of its split, or "" if rows name theirs."""
     ids: dict[str, int] = {}
     captions: dict[tuple[str, str], list[str]] = {}
     bad: list[str] = []
@@ -115,13 +111,6 @@ def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
                 yield path, columns
 
 
-def _tables(data: DataFiles) -> list[Path]:
-    """Return the table that the user names, or those in the least deep folder that has any."""
-    found = [path for path in _possible_tables(data) if _is_table(path, data)]
-    least = min((len(path.parts) for path in found), default=0)
-    return [path for path in found if len(path.parts) == least]
-
-
 def _possible_tables(data: DataFiles) -> list[Path]:
     """Return the files that may be tables: not the text of an image or of a tar file."""
     if data.named_file is not None:
@@ -140,10 +129,7 @@ def _possible_tables(data: DataFiles) -> list[Path]:
 
 
 def _is_table(path: Path, data: DataFiles) -> bool:
-    """Return whether a file has a column of images and one of captions.
-
-    One that is damaged or empty counts too if its suffix says so; reading it tells what is wrong.
-    """
+    """Return whether a file has images and captions, or is a damaged or empty table by its name."""
     named_so = data.named_file is not None or path.suffix.lower() in (".csv", ".jsonl", ".tsv")
     try:
         columns = _columns_of(path)
@@ -155,11 +141,7 @@ def _is_table(path: Path, data: DataFiles) -> bool:
 
 
 def _columns_of(path: Path) -> list[str]:
-    """Return the columns of a table by its first row; of a file that is none, an empty list.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return the columns of a table by its first row; of a file that is none, an empty list."""
     bad: list[str] = []
     first = next(table_records(path, bad), None)
     if bad:
@@ -197,11 +179,7 @@ def without_guard(name: str, folder: Path) -> str:
 def _rows(
     path: Path, data: DataFiles, bad: list[str]
 ) -> Iterator[tuple[int, str, tuple[str, ...], str]]:
-    """Yield line, image, captions and split of the rows of a table.
-
-    Args:
-        bad: Receives a sentence for each row that cannot be read.
-    """
+    """Yield line, image, captions and split of the rows of a table; add to `bad` as they do."""
     chosen: tuple[str, list[str]] | None = None
     for line, record in table_records(path, bad):
         chosen = chosen or _chosen_columns(list(record), data)
@@ -213,9 +191,8 @@ def _rows(
         image, captions = record.get(chosen[0]), texts_of([record.get(c) for c in chosen[1]])
         if isinstance(image, (bytes, dict, list)):
             raise DataError(
-                f"{path}: its column {chosen[0]} holds no names of image files, but "
-                f"{'a list' if isinstance(image, list) else 'the images themselves'}; write each "
-                "image as a file, and a metadata.csv of file_name,text beside them"
+                f"{path}: its column {chosen[0]} holds no names of image files, perhaps the images "
+                "themselves; write each as a file, and a metadata.csv of file_name,text beside them"
             )
         name = "" if image is None else str(image).strip()
         if not name:
@@ -235,10 +212,9 @@ def _rows(
 
 
 def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return the captions of a row's cells: texts, or lists of texts, also as JSON or Python.
+    """Return the texts of a row's cells, which may be lists, also as JSON or Python.
 
-    Of a conversation, as LLaVA's training data have it, the answers are captions. None if a cell
-    is of another type.
+    None if a cell is of another type.
     """
     found: list[str] = []
     for value in cells:
@@ -246,9 +222,7 @@ def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
             with contextlib.suppress(ValueError, SyntaxError, RecursionError):
                 value = ast.literal_eval(value)
         if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
-            value = [
-                turn.get("value") for turn in value if turn.get("from") in ("gpt", "assistant")
-            ]
+            value = [turn.get("value") for turn in value if turn.get("from") in _ANSWERS]
         texts = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(text, str) for text in texts):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
@@ -19,11 +20,10 @@ from captioner.errors import DataError, listed
 
 
 def webdataset(data: DataFiles) -> Recognised | None:
-    """Find tar files whose members with one key are an image and its captions.
+    """Find tar files whose members with one key are an image and its captions, as JSON or text.
 
-    Captions are in the JSON of that key (`captions`, or img2dataset's `caption`), or else in its
-    text. `train-0001.tar` and `train/0001.tar` are of the split `train`. Ids are the `id` in the
-    JSON, or else tar file and key.
+    `train-0001.tar` and `train/0001.tar` are of the split `train`. Ids are the `id` in the JSON, or
+    else tar file and key.
     """
     tars = {path: data.relative(path) for path in data.candidates("*.tar")}
 
@@ -32,22 +32,15 @@ def webdataset(data: DataFiles) -> Recognised | None:
         plain = {split_name(re.sub(r"\d{4}$", "", split)) for split in splits}  # without a year
         if not all(splits) or not SPLIT_NAMES & plain:
             splits = [""] * len(tars)
-        images = [
-            image
-            for (path, name), split in zip(tars.items(), splits, strict=True)
-            for image in _images(path, name, split)
-        ]
-        return Annotations(images, [data.folder])
+        images = map(_images, tars, tars.values(), splits)
+        return Annotations(list(itertools.chain.from_iterable(images)), [data.folder])
 
     title = f"WebDataset shards: {listed(list(tars.values()), 3)}"
     return Recognised(title, read) if tars else None
 
 
 def sample_key(name: str) -> tuple[str, str]:
-    """Return key and extension of a tar member: `a/1.seg.png` is `seg.png` of `a/1`.
-
-    Both are empty for a member that WebDataset skips.
-    """
+    """Return key and extension of a tar member, `a/1` and `seg.png`, empty if it has none."""
     folder, base = posixpath.split(name)
     key, _, extension = base.partition(".")
     return (posixpath.join(folder, key), extension.lower()) if key and extension else ("", "")
@@ -55,8 +48,8 @@ def sample_key(name: str) -> tuple[str, str]:
 
 def is_image(member: tarfile.TarInfo) -> bool:
     """Return whether a tar member is an image of a sample."""
-    suffix = posixpath.splitext(member.name)[1].lower()
-    return member.isfile() and bool(sample_key(member.name)[0]) and suffix in SUFFIXES
+    key, extension = sample_key(member.name)
+    return member.isfile() and bool(key) and f".{extension.rpartition('.')[2]}" in SUFFIXES
 
 
 def _split(name: str) -> str:
