@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
@@ -60,6 +60,7 @@ def encode_captions(
     )
 
 
+@dataclass(eq=False)
 class CaptionDataset(Dataset[Batch]):
     """Images with their captions as indices; an item is a whole batch.
 
@@ -71,24 +72,14 @@ class CaptionDataset(Dataset[Batch]):
         weights: float32 [C], weights of the captions in the loss; None weighs all alike.
     """
 
-    def __init__(
-        self,
-        images: Sequence[CaptionedImage],
-        captions: EncodedCaptions,
-        transform: ImageTransform,
-        *,
-        seed: int,
-        weights: np.ndarray | None = None,
-        cache: FeatureCache | None = None,
-        cache_crop: FeatureCrop | None = None,
-    ) -> None:
-        self.images = images
-        self.captions = captions
-        self.transform = transform
-        self.seed = seed
-        self.weights = weights
-        self.cache = cache
-        self.cache_crop = cache_crop
+    images: Sequence[CaptionedImage]
+    captions: EncodedCaptions
+    transform: ImageTransform
+    _: KW_ONLY
+    seed: int
+    weights: np.ndarray | None = None
+    cache: FeatureCache | None = None
+    cache_crop: FeatureCrop | None = None
 
     def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
         """Return the batch of an (epoch, entries) pair."""
@@ -106,7 +97,6 @@ class CaptionDataset(Dataset[Batch]):
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
         order = order[np.isin(views[order], list(inputs))]  # captions of readable images
         chosen, views, repeats = chosen[order], views[order], repeats[order]
-
         lengths = self.captions.lengths[chosen]
         targets = torch.zeros(len(chosen), int(lengths.max(initial=0)), dtype=torch.long)
         for row, (caption, length) in enumerate(zip(chosen, lengths, strict=True)):

@@ -96,16 +96,17 @@ class FeatureCrop:
         return F.grid_sample(maps, places, padding_mode="border", align_corners=False)[0]
 
 
+@dataclass(eq=False)
 class _Views(Dataset[tuple[Tensor, list[str]]]):
     """All views [3, H, W] of all images, each with the reason if it is unreadable, else "".
 
     An item is a range of them.
     """
 
-    def __init__(
-        self, paths: Sequence[ImagePath], transform: ImageTransform, views: int, seed: int
-    ) -> None:
-        self.paths, self.transform, self.views, self.seed = paths, transform, views, seed
+    paths: Sequence[ImagePath]
+    transform: ImageTransform
+    views: int
+    seed: int
 
     def __len__(self) -> int:
         return len(self.paths) * self.views
@@ -167,25 +168,19 @@ def build_feature_cache(
     folder = root / items.key(fingerprint)[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not _is_done(folder, len(items)):
-            # Two runs may want the same images: the second waits, and finds what the first made.
-            with locked(folder / ".lock", wait=True):
-                if not _is_done(folder, len(items)):
-                    _fill(folder, items, encode, workers, progress)
+        # Two runs may want the same images: the second waits, and finds what the first made.
+        with locked(folder / ".lock", wait=True):
+            done = 0
+            with contextlib.suppress(FileNotFoundError):  # earlier versions wrote down parts, too
+                done = json.loads((folder / DONE).read_bytes())["done"]
+            if done != len(items):
+                _fill(folder, items, encode, workers, progress)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
             "free some disk, name another folder with data.cache, or leave it out"
         ) from None
     return FeatureCache(folder)
-
-
-def _is_done(folder: Path, items: int) -> bool:
-    """Return whether a cache is complete; those of earlier versions wrote down how far they got."""
-    try:
-        return bool(json.loads((folder / DONE).read_bytes())["done"] == items)
-    except FileNotFoundError:
-        return False
 
 
 def _fill(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,19 +21,18 @@ MAX_DEPTH = 4  # folders below the root, as in flickr30k_images/flickr30k_images
 _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
 
 
+@dataclass
 class FolderTree:
     """The files below a folder, without hidden ones, listed once."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    root: Path
 
     @cached_property
     def _files(self) -> list[Path]:
         found: list[Path] = []
-        top = len(self.root.parts)
         for folder, folders, names in os.walk(self.root, followlinks=True):
             place = Path(folder)
-            deep = len(place.parts) - top >= MAX_DEPTH
+            deep = len(place.parts) - len(self.root.parts) >= MAX_DEPTH
             folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
             found += [place / name for name in sorted(names) if not name.startswith(".")]
         return found
@@ -94,12 +95,9 @@ class ImageFinder:
 
         def rank(path: Path) -> tuple[int, int]:
             """Most folders in common with the name come first, then the least deep."""
-            common = 0
-            for part, other in zip(reversed(path.parent.parts), reversed(folders), strict=False):
-                if part.lower() != other:
-                    break
-                common += 1
-            return -common, len(path.parts)
+            pairs = zip(reversed(path.parent.parts), reversed(folders), strict=False)
+            common = itertools.takewhile(lambda pair: pair[0].lower() == pair[1], pairs)
+            return -len(list(common)), len(path.parts)
 
         stem = posixpath.splitext(base)[0]
         number = _COCO_NAME.fullmatch(stem)

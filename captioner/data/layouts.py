@@ -120,6 +120,12 @@ class DataFiles:
         files = self.tree.others if self.named_file is None else [self.named_file]
         return [f for f in files if any(fnmatch(f.name.lower(), p.lower()) for p in patterns)]
 
+    def json_files(self, *keys: str) -> list[Path]:
+        """Return the JSON files, as `candidates`, that have all of these keys."""
+        needed = [f'"{key}"'.encode() for key in keys]
+        files = ((path, path.read_bytes()) for path in self.candidates("*.json"))
+        return [path for path, content in files if all(key in content for key in needed)]
+
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""
         return os.path.relpath(path, self.folder)

@@ -36,8 +36,7 @@ class TarMember:
         """Return the image file's bytes.
 
         Raises:
-            DataError: They cannot be read. Unlike a damaged image, this one is not left out: if a
-                disk fails, every image would be.
+            DataError: They cannot be read; if a disk fails, no image is taken for a damaged one.
         """
         try:
             with self.tar.open("rb") as file:

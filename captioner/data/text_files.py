@@ -18,14 +18,6 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not readable as JSON ({error}); get it anew") from error
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a file of one JSON object."""
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise DataError(f"{path} holds no JSON object; it is not a captions file")
-    return data
-
-
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield numbers, from 1, and stripped texts of the lines that are not blank."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):

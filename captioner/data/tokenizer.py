@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from captioner.errors import CheckpointError, needs_extra
+from captioner.errors import needs_extra
 from captioner.registry import TOKENIZERS
 
 _MARK = "\u0301"  # replaces every combining mark before matching: `re` has no class for marks
@@ -23,7 +23,7 @@ _UNSPACED = (
     "\u2e80-\u2fdf\u3005-\u3007\u3031-\u3035\u3040-\u30ff\u31f0-\u31ff"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-_ENDS_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*$")
+_BETWEEN_UNSPACED = re.compile(rf"([{_UNSPACED}][^\w\s]*) (?=[{_UNSPACED}])")
 _RUN_OF_UNSPACED = re.compile(rf"[{_UNSPACED}]\W*[{_UNSPACED}]")
 _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokenizer
 _SPACE = "\u2581"  # of subwords: stands for the space before a token, as in SentencePiece
@@ -117,12 +117,7 @@ class CharacterTokenizer(WordTokenizer):
         return [token for token in tokens if token not in ("'", "-")]
 
     def join(self, tokens: Sequence[str]) -> str:
-        text = ""
-        for token in tokens:
-            if text and not (_ENDS_UNSPACED.search(text[-8:]) and is_unspaced(token[:1])):
-                text += " "
-            text += token
-        return text
+        return _BETWEEN_UNSPACED.sub(r"\1", " ".join(tokens))
 
 
 class SubwordTokenizer(WordTokenizer):
@@ -143,13 +138,7 @@ class SubwordTokenizer(WordTokenizer):
 
     @cached_property
     def _encoder(self) -> Any:
-        package = _import_tokenizers()
-        try:
-            return package.Tokenizer.from_str(self.model)
-        except Exception as error:  # noqa: BLE001  the package has no type of its own
-            raise CheckpointError(
-                f"the model's tokenizer is damaged ({error}); fetch the model again"
-            ) from None
+        return _import_tokenizers().Tokenizer.from_str(self.model)
 
     def split(self, text: str) -> list[str]:
         words = super().split(text)

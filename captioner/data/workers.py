@@ -24,7 +24,6 @@ def load_items(
     """Yield `dataset[key]` for each key, in order.
 
     Args:
-        dataset: Pickled for the workers.
         workers: Processes that read; 0 reads in this one.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -37,38 +36,19 @@ def ignore_signals(worker: int) -> None:
 def started_workers(loader: Iterable[Item]) -> Iterator[Iterator[Item]]:
     """Context with the items of a DataLoader, whose worker processes end with it."""
     before = set(multiprocessing.active_children())
+    # PyTorch's handler of SIGCHLD would raise in the middle of a step when a worker dies, which the
+    # loader notices as well.
+    child = getattr(signal, "SIGCHLD", None)
+    handler = child and signal.getsignal(child)
     try:
-        with _deferred_signals():
-            items = iter(loader)
+        items = iter(loader)
+        if child is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(child, handler or signal.SIG_DFL)
         yield items
     finally:
         for process in set(multiprocessing.active_children()) - before:
             process.kill()  # they ignore the SIGTERM that PyTorch would send
             process.join(JOIN_TIMEOUT_S)
-
-
-@contextlib.contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Context in which workers start: signals that arrive meanwhile are raised at its end.
-
-    Otherwise a worker that is starting would print a traceback, or be lost track of. PyTorch's
-    handler of SIGCHLD, which raises in the middle of a step when a worker dies, is removed: the
-    loader notices that as well.
-    """
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-        yield
-        return
-    received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGCHLD)}
-    for number in SIGNALS:
-        signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        yield
-    finally:
-        for each, handler in handlers.items():
-            signal.signal(each, handler or signal.SIG_DFL)
-        for each in received:
-            signal.raise_signal(each)
 
 
 class DeferredInterrupts:

@@ -9,7 +9,7 @@ from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.splits import SPLIT_NAMES
-from captioner.data.text_files import numbered_lines, quoted, read_json_object
+from captioner.data.text_files import numbered_lines, quoted, read_json
 from captioner.errors import DataError, listed
 
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
@@ -24,9 +24,8 @@ def coco(data: DataFiles) -> Recognised | None:
     files = _captions_files(data)
     names = listed(sorted(map(data.relative, files.values())))
     lists = f" with the split lists in {data.coco_splits}" if data.coco_splits else ""
-    return (
-        Recognised(f"COCO captions: {names}{lists}", lambda: _read(data, files)) if files else None
-    )
+    title = f"COCO captions: {names}{lists}"
+    return Recognised(title, lambda: _read(data, files)) if files else None
 
 
 def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
@@ -50,38 +49,25 @@ def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:
     """Return the captions files by their splits; one of another name has the split ""."""
-    if data.named_file is not None:
-        is_coco = data.format == "coco" or _holds_captions(data.named_file)
-        return {"": data.named_file} if is_coco else {}
     files: dict[str, Path] = {}
     for prefix in ("captions_", "image_info_"):
         for path in data.candidates(f"{prefix}*.json"):
             if not path.stem.endswith("_results"):  # captions that a model wrote
                 files.setdefault(path.stem.removeprefix(prefix), path)
-    if files:
+    if files and data.named_file is None:
         return files
-    found = [path for path in data.candidates("*.json") if _holds_captions(path)]
+    keys = ("images", "file_name", "annotations", "image_id", "caption")
+    found = list(files.values()) or data.json_files(*keys)
+    if len(found) == 1:
+        return {"": found[0]}
     # Files called train.json and val.json, as VizWiz's.
     of_splits = {path.stem: path for path in found if path.stem.lower() in SPLIT_NAMES}
-    if len(of_splits) > 1:
-        return of_splits
-    return {"": found[0]} if len(found) == 1 else {}
-
-
-def _holds_captions(path: Path) -> bool:
-    """Return whether a file looks like COCO's captions: images, annotations and captions."""
-    if path.suffix.lower() != ".json":
-        return False
-    if path.match("captions_*.json"):
-        return True
-    text = path.read_bytes()
-    words = (b'"images"', b'"file_name"', b'"annotations"', b'"image_id"', b'"caption"')
-    return all(word in text for word in words)
+    return of_splits if len(of_splits) > 1 else {}
 
 
 def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     """Return the images of a captions file, and sentences about what it holds in vain."""
-    content = read_json_object(path)
+    content = read_json(path)
     try:
         images = [_entry(image, "id", "file_name") for image in content["images"]]
         # A file of image names alone, for a split without public captions, has no annotations.
@@ -101,16 +87,11 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             )
     by_text = {str(image_id): image_id for image_id in names}
     captions: dict[int | str, list[str]] = {image_id: [] for image_id in names}
-    strangers: list[int | str] = []
-    other_type: list[int | str] = []
     for image_id, text in texts:
-        found = by_text.get(str(image_id))
-        if found is None:
-            strangers.append(image_id)
-            continue
-        if found != image_id:
-            other_type.append(image_id)
-        captions[found].append(text)
+        if str(image_id) in by_text:
+            captions[by_text[str(image_id)]].append(text)
+    strangers = [image_id for image_id, _ in texts if str(image_id) not in by_text]
+    other_type = [i for i, _ in texts if str(i) in by_text and i not in names]
     problems = []
     if strangers:
         problems.append(
@@ -118,11 +99,10 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             f"first image_id is {strangers[0]!r}; they are left out"
         )
     if other_type:
-        kinds = ("texts", "numbers") if isinstance(other_type[0], str) else ("numbers", "texts")
         problems.append(
-            f"{path}: {len(other_type)} of {len(texts)} annotations name images by {kinds[0]} such "
-            f"as {other_type[0]!r}, and the images' ids are {kinds[1]}; they are taken as equal, "
-            "but COCO's own tools do not"
+            f"{path}: {len(other_type)} of {len(texts)} annotations have an image_id such as "
+            f"{other_type[0]!r} for the image {by_text[str(other_type[0])]!r}; a text and a number "
+            "are taken as equal, but COCO's own tools do not"
         )
     return [NamedImage(names[i], tuple(captions[i]), i) for i in names], problems
 

@@ -28,11 +28,10 @@ class LayeredMemory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> LayeredMemory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
-        layers = (
-            layer.select(index, None if seeds is None else child_seeds(seeds, number))
-            for number, layer in enumerate(self.layers)
+        own = [None if seeds is None else child_seeds(seeds, n) for n in range(len(self.layers))]
+        return LayeredMemory(
+            tuple(layer.select(index, seed) for layer, seed in zip(self.layers, own, strict=True))
         )
-        return LayeredMemory(tuple(layers))
 
 
 class Cache(NamedTuple):
@@ -41,34 +40,23 @@ class Cache(NamedTuple):
     keys: Tensor
     values: Tensor
 
-    @property
-    def position(self) -> int:
-        return self.keys.shape[-2]
-
 
 class SelfAttention(nn.Module):
     """Masked multi-head self-attention (Vaswani et al., 2017, section 3.2.3)."""
 
     def __init__(self, *, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
-        self.value = nn.Linear(dim, dim)
-        self.output = nn.Linear(dim, dim)
+        self.heads, self.dropout = heads, dropout
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.value, self.output = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     def forward(
         self, words: Tensor, earlier: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let every word attend to itself and to those before.
+        """Let every word of [N, T, H] attend to itself and to those before.
 
-        Args:
-            words: [N, T, H]; one word (T = 1) where `earlier` is given.
-            earlier: Keys and values of the words before these, [N, heads, T', H / heads] each.
-
-        Returns:
-            [N, T, H], and the keys and values of all words.
+        `earlier` are keys and values of words before a single one (T = 1), [N, heads, T', a] each.
+        Those of all words are returned, too.
         """
         query, keys, values = (
             split_heads(project(words), self.heads)
@@ -77,12 +65,9 @@ class SelfAttention(nn.Module):
         if earlier is not None:
             keys = torch.cat([earlier[0], keys], dim=2)
             values = torch.cat([earlier[1], values], dim=2)
+        dropout = self.dropout if self.training else 0.0
         attended = functional.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=earlier is None,
+            query, keys, values, dropout_p=dropout, is_causal=earlier is None
         )
         return self.output(attended.transpose(1, 2).flatten(-2)), keys, values
 
@@ -172,7 +157,7 @@ class TransformerDecoder(Decoder):
     def step(
         self, tokens: Tensor, state: Cache, memory: LayeredMemory
     ) -> tuple[Tensor, AttentionOutput, Cache]:
-        position = state.position
+        position = state.keys.shape[-2]
         words = self._embed(tokens, torch.full((1,), position, device=tokens.device), position)
         keys, values, attended_layers = [], [], []
         for number, layer in enumerate(self._layers()):
@@ -242,9 +227,8 @@ def sinusoidal_positions(position: Tensor, dim: int) -> Tensor:
 
     Vaswani et al., 2017, section 3.5.
     """
-    rates = torch.exp(
-        torch.arange(0, dim, 2, device=position.device) * (-math.log(10000.0) / dim)
-    )  # [ceil(dim / 2)]
+    even = torch.arange(0, dim, 2, device=position.device)
+    rates = torch.exp(even * (-math.log(10000.0) / dim))  # [ceil(dim / 2)]
     angles = position.unsqueeze(-1) * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :dim]
 
