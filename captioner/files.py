@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -73,7 +72,7 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise IsADirectoryError("it is a folder")
         yield
     except (FileExistsError, NotADirectoryError):
         raise CaptionerError(f"{path.parent} is a file, not a folder; choose another") from None

@@ -109,5 +109,6 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a function applied to each of its tensors."""
-        values: dict[str, Any] = vars(self)
-        return replace(self, **{k: function(v) for k, v in values.items() if isinstance(v, Tensor)})
+        tensors = ((name, value) for name, value in vars(self).items() if isinstance(value, Tensor))
+        changed: dict[str, Any] = {name: function(value) for name, value in tensors}
+        return replace(self, **changed)

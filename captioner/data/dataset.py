@@ -190,11 +190,8 @@ class CaptionBatches:
         return entries[place * processes // len(first) == process]
 
     def _views(self, source: int, images: int, weight: float, epoch: int) -> np.ndarray:
-        """Return how often an epoch shows each image of a source, int [images].
-
-        Shuffled passes over all images are laid end to end, and each epoch takes the next
-        `weight * images` of them (at least one), so that all images come equally often.
-        """
+        """Return how often an epoch shows each image of a source, int [images]."""
+        # Shuffled passes are laid end to end, so that all images come equally often.
         first = round(epoch * weight * images)
         end = max(first + 1, round((epoch + 1) * weight * images))
         views = np.zeros(images, dtype=np.int64)

@@ -98,10 +98,7 @@ class FeatureCrop:
 
 @dataclass(eq=False)
 class _Views(Dataset[tuple[Tensor, list[str]]]):
-    """All views [3, H, W] of all images, each with the reason if it is unreadable, else "".
-
-    An item is a range of them.
-    """
+    """All views of all images; an item is a range of them, and the reasons of unreadable ones."""
 
     paths: Sequence[ImagePath]
     transform: ImageTransform

@@ -119,15 +119,12 @@ def opened(
     *,
     read: Callable[[Any], Image.Image] = open_image,
 ) -> Iterator[list[tuple[Key, Image.Image]]]:
-    """Open images and yield them in batches.
+    """Open images and yield batches of at most BATCH_IMAGES, fewer of large ones, with their keys.
 
     Args:
         images: Each image's key, and what `read` takes.
         failed: Called with the key of each image that cannot be read, and the reason.
-        device: The device that will compute on the batches: a GPU has images read ahead for it.
-
-    Yields:
-        Batches of keys and upright RGB images, at most BATCH_IMAGES of them, fewer of large ones.
+        device: What will compute on the batches: a GPU has images read ahead for it.
     """
 
     def try_to_read(image: tuple[Key, Any]) -> tuple[Key, Image.Image | ImageError]:

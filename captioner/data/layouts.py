@@ -135,7 +135,6 @@ class CaptionedData:
     """A data set whose layout is known.
 
     Args:
-        data: Where it lies.
         val_share: Share of the photos that is held out for validation where there are no splits.
         divides_train: Whether that share is taken from `train` where there is no other split.
 
@@ -240,10 +239,7 @@ class CaptionedData:
         return split
 
     def _captioned(self, named: NamedImage) -> tuple[CaptionedImage, list[str]]:
-        """Return an image with its captions, and the texts that are none.
-
-        As references, texts without words would only lower the scores.
-        """
+        """Return an image with its captions, and the texts that have no words, so are none."""
         texts = [" ".join(text.split()) for text in named.captions]
         if self.data.strip_markers:
             texts = list(map(self._markers.stripped, texts))
@@ -292,15 +288,11 @@ class CaptionedData:
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
-    """Read a split of a data set.
+    """Read a split of a data set, as `CaptionedData.split`.
 
     Args:
-        split: One name, or several joined with "+", such as `train+restval`.
         val_share: Share held out for validation where there are no splits.
         data: Fields of `DataFiles`, such as `root`.
-
-    Raises:
-        DataError: The data set cannot be read.
     """
     return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 

@@ -50,11 +50,7 @@ def table_records(path: Path, bad: list[str]) -> Iterator[Record]:
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the first column of one of these names, whatever its case, blanks and hyphens.
-
-    >>> usual_column(["id", "Image Name"], ["image", "image_name"])
-    'Image Name'
-    """
+    """Return the first column of one of these names, whatever its case, blanks and hyphens."""
 
     def plain(column: str) -> str:
         return re.sub(r"[\s_-]", "", column.lower())
@@ -64,10 +60,7 @@ def usual_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
-    """Yield the rows of text with cells between commas, tabs, semicolons or pipes.
-
-    A table without a heading has an image first and its caption last, perhaps after a blank.
-    """
+    """Yield the rows of delimited text; without a heading, the image is first, its caption last."""
     text = read_text(path)
     # Excel's first line may name the delimiter; it is left blank to keep the lines' numbers.
     text = re.sub(r'\A"?sep=."?(?=\r?\n)', "", text)

@@ -16,21 +16,13 @@ SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
 
 
 def split_name(name: str) -> str:
-    """Return the name of a split as captioner uses it.
-
-    >>> split_name("Validation"), split_name("dev"), split_name("restval")
-    ('val', 'val', 'restval')
-    """
+    """Return the name of a split as captioner uses it: val for Validation or dev."""
     name = name.strip().lower()
     return _OTHER_NAMES.get(name, name)
 
 
 def split_of_folder(name: str) -> str:
-    """Return the first folder in an image's name that is called like a split, or "".
-
-    >>> split_of_folder("data/validation/0001.jpg")
-    'validation'
-    """
+    """Return the first folder in an image's name that is called like a split, or ""."""
     return next((p for p in name.split("/")[:-1] if p.lower() in SPLIT_NAMES), "")
 
 

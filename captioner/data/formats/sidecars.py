@@ -44,10 +44,7 @@ def _captions(path: Path) -> tuple[str, ...]:
 
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
-    """Return the text file of each image that has one: a.txt or a.jpg.txt next to a.jpg.
-
-    If none has, those in other folders count, as captions/a.txt, where a name is there once.
-    """
+    """Return the text file of each image: a.txt or a.jpg.txt next to it, or else captions/a.txt."""
     texts = [path for path in data.tree.others if path.suffix.lower() in _SUFFIXES]
     texts.sort(key=lambda path: _SUFFIXES.index(path.suffix.lower()))
     by_path = {path.with_suffix(""): path for path in texts}

@@ -156,10 +156,7 @@ def _split_of_file(path: Path) -> str:
 
 
 def _chosen_columns(columns: Sequence[str], data: DataFiles) -> tuple[str, list[str]] | None:
-    """Return the column of images and those of captions; the user's choice, or the usual names.
-
-    Columns such as caption_1 and caption.2 are all of captions.
-    """
+    """Return the column of images and those of captions, such as caption_1 and caption.2."""
     image = usual_column(columns, [data.image_column] if data.image_column else IMAGE_COLUMNS)
     if data.caption_column:
         captions = [c for c in columns if c == usual_column(columns, [data.caption_column])]
