@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.config.settings import OptimConfig
 from captioner.models.model import CaptionModel
@@ -36,7 +35,7 @@ def build_optimizer(
             kind = "backbone" if id(parameter) in backbone else "decoder"
             decays = parameter.dim() > 1 and id(parameter) not in embeddings
             groups.setdefault((kind, decays), []).append(parameter)
-    device = task.zero_loss().device
+    device = task.model.decoder.embedding.weight.device
     settings: list[dict[str, Any]] = []
     for (kind, decays), parameters in groups.items():
         rate = config.encoder_lr if kind == "backbone" else config.lr
@@ -69,50 +68,35 @@ class GravesRMSprop(torch.optim.Optimizer):
     the steps of small gradients up to a hundred times larger.
 
     Args:
-        lr: Graves' and the original code's is 1e-4.
-        weight_decay: Factor on the weights that is added to the gradient.
+        settings: `lr`, `alpha`, `momentum` and `eps`, for which Graves has the defaults; and
+            `weight_decay`, a factor on the weights that is added to the gradient.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-4,
-        *,
-        alpha: float = 0.95,
-        momentum: float = 0.9,
-        eps: float = 1e-4,
-        weight_decay: float = 0.0,
-    ) -> None:
-        settings = {"lr": lr, "alpha": alpha, "momentum": momentum, "eps": eps}
-        super().__init__(params, {**settings, "weight_decay": weight_decay})
+    def __init__(self, params: Any, **settings: float) -> None:
+        graves = {"lr": 1e-4, "alpha": 0.95, "momentum": 0.9, "eps": 1e-4, "weight_decay": 0.0}
+        super().__init__(params, graves | settings)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the weights once."""
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if not params:
-                continue
-            names = ("square_mean", "mean", "update")
-            for param in params:
-                if not self.state[param]:
-                    self.state[param].update({name: torch.zeros_like(param) for name in names})
-            square_means, means, updates = ([self.state[p][name] for p in params] for name in names)
-            grads: Any = [param.grad for param in params]
-            if group["weight_decay"]:
-                grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
-            torch._foreach_mul_(square_means, group["alpha"])
-            torch._foreach_addcmul_(square_means, grads, grads, 1 - group["alpha"])
-            torch._foreach_lerp_(means, grads, 1 - group["alpha"])
-            variances = torch._foreach_mul(means, means)
-            torch._foreach_neg_(variances)
-            torch._foreach_add_(variances, square_means)
-            torch._foreach_clamp_min_(variances, 0.0)  # rounding can make it negative
-            torch._foreach_add_(variances, group["eps"])
-            torch._foreach_sqrt_(variances)
-            torch._foreach_mul_(updates, group["momentum"])
-            torch._foreach_addcdiv_(updates, grads, variances, -group["lr"])
-            torch._foreach_add_(params, updates)
+            alpha = group["alpha"]
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state, grad = self.state[param], param.grad
+                if not state:
+                    names = ("square_mean", "mean", "update")
+                    state.update({name: torch.zeros_like(param) for name in names})
+                if group["weight_decay"]:
+                    grad = grad.add(param, alpha=group["weight_decay"])
+                square_mean = state["square_mean"].mul_(alpha).addcmul_(grad, grad, value=1 - alpha)
+                mean = state["mean"].lerp_(grad, 1 - alpha)
+                # rounding can make the variance negative
+                variance = (square_mean - mean * mean).clamp_min_(0.0)
+                update = state["update"].mul_(group["momentum"])
+                update.addcdiv_(grad, variance.add_(group["eps"]).sqrt_(), value=-group["lr"])
+                param.add_(update)
 
 
 class AveragedModel:
