@@ -1,9 +1,4 @@
-"""Training steps of fixed shapes, whose kernels are recorded once and started together.
-
-Batches are padded to a few shapes, nothing is read from the device within a step, and the kernels
-of each shape are recorded in a CUDA graph (or compiled by torch.compile) and replayed for the
-batches that follow.
-"""
+"""Training steps of a few fixed shapes, whose kernels are recorded once and started together."""
 
 from __future__ import annotations
 
@@ -63,13 +58,13 @@ class FixedShapeStep:
     """Updates the task's parameters once, by the mean gradient of some batches.
 
     Nothing is read from the device, and a step whose gradient is not finite changes nothing. The
-    first batch of a shape is computed kernel by kernel, the second is recorded in a graph, which
-    all later ones replay. Several processes exchange their gradients between two graphs, so that
+    first batch of a shape is computed kernel by kernel; the second is recorded in a CUDA graph,
+    which all later ones replay. Processes exchange their gradients between two graphs, so that
     each may replay a graph of another shape.
 
     Args:
         optimizer: Made with `on_device`.
-        kind: `graphs`, `inductor`, or `off`, which computes kernel by kernel.
+        kind: `graphs`, `inductor` (torch.compile), or `off`, which computes kernel by kernel.
         captions: Captions of a full batch.
         longest: Words of the longest caption, with its end.
         compress: Whether processes exchange gradients in bfloat16.
@@ -98,14 +93,14 @@ class FixedShapeStep:
             mode = "reduce-overhead" if device.type == "cuda" else "default"
             self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False, mode=mode)  # type: ignore[assignment]
         self.graphs = GraphCache(record=kind == "graphs")
-        self.shapes: list[Shape] = []  # of earlier batches
+        self.shapes: set[Shape] = set()  # of earlier batches
         self.parameters = [p for p in task.parameters() if p.requires_grad]
         if world_size() > 1:  # also of a process whose first batch is empty
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
     def __call__(self, batches: Sequence[Batch], *, learning_rate_factor: float) -> StepOutput:
-        """Take a step; the arguments are those of `training_step`."""
+        """Take a step; arguments as of `training_step`."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(group["base_lr"] * learning_rate_factor)
         self.share.fill_(1 / len(batches))
@@ -129,11 +124,7 @@ class FixedShapeStep:
         return LossOutput(output.loss.detach(), output.metrics)
 
     def update(self) -> tuple[Tensor, Tensor]:
-        """Update the weights unless the gradient is not finite, and set it to zero.
-
-        Returns:
-            The gradient's norm before clipping, and whether the weights were updated.
-        """
+        """Update the weights, if the gradient is finite; return its norm, and whether it is."""
         gradient_norm = clip_gradients(self.optimizer, self.clip_norm)
         updated = torch.isfinite(gradient_norm)
         self.optimizer.found_inf = (~updated).float()  # type: ignore[attr-defined]
@@ -143,17 +134,18 @@ class FixedShapeStep:
 
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the smallest shape that holds a batch, one that there is already if possible."""
+        images, captions = (
+            -(-count // MULTIPLE) * MULTIPLE
+            for count in (len(batch.images), max(len(batch), self.captions))
+        )
         steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
-        captions = _round_up(max(len(batch), self.captions))
-        images = _round_up(len(batch.images))
         known = [
             shape[0]
             for shape in self.shapes
             if shape[1:] == (captions, steps) and images <= shape[0] <= 2 * images
         ]
         shape = (min(known, default=images), captions, steps)
-        if shape not in self.shapes:
-            self.shapes.append(shape)
+        self.shapes.add(shape)
         return shape
 
 
@@ -164,17 +156,15 @@ def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
     first. Images that fill it up are empty.
     """
 
-    def filled(name: str, size: int) -> Tensor:
-        value: Tensor = getattr(batch, name)
-        return F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])
-
     sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
-    sizes |= dict.fromkeys(("image_index", "weights", "seeds"), captions)
+    sizes |= dict.fromkeys(("image_index", "weights", "seeds", "lengths"), captions)
     tensors: dict[str, Any] = {
-        name: filled(name, size) for name, size in sizes.items() if getattr(batch, name) is not None
+        name: F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])
+        for name, size in sizes.items()
+        if (value := getattr(batch, name)) is not None
     }
     device = batch.targets.device
-    lengths = filled("lengths", captions).to(device, non_blocking=True)
+    lengths = tensors.pop("lengths").to(device, non_blocking=True)
     missing = (0, steps - batch.targets.shape[1], 0, captions - len(batch.targets))
     counts = torch.tensor([batch.words, batch.captions], dtype=torch.get_default_dtype())
     words, texts = counts.to(device, non_blocking=True)
@@ -186,7 +176,3 @@ def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
         words=words,
         captions=texts,
     )
-
-
-def _round_up(count: int) -> int:
-    return -(-count // MULTIPLE) * MULTIPLE
