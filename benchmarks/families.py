@@ -80,12 +80,10 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     model = setup.task.model
     validation = validate(
         model,
-        setup.validation_sources,
-        setup.validation_transform,
         setup.vocabulary,
+        setup.validation,
         device=device,
         decoding=replace(config.decoding, beam_size=5),
-        cache=setup.validation_cache,
     )
     split = read_split(format="flickr8k", root=config.data.root, split="dev")
     references = {photo.image_id: photo.captions for photo in split.images}

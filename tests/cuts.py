@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from captioner.training import checkpointing, cross_entropy, reporting, step, trainer
+from captioner.training import cross_entropy, step, trainer
 
-MODULES = (trainer, step, cross_entropy, checkpointing, reporting)
+MODULES = (trainer, step, cross_entropy)
 
 
 class Interrupted(Exception):

@@ -101,9 +101,8 @@ def test_a_recipe_runs_where_its_tensors_are_on_a_gpu(recipe: str, table: Path) 
             gpu.waits.clear()
             found = validate(
                 setup.task.model,
-                setup.validation_sources,
-                setup.validation_transform,
                 setup.vocabulary,
+                setup.validation,
                 device=CUDA,
                 decoding=DecodingConfig(beam_size, WORDS, length_penalty=0.5, no_repeat_ngram=2),
                 graphs=graphs_of_search(CUDA),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
 from captioner.models.decoders.base import TeacherForcingOutput
+from captioner.runtime.device import at_least_float32
 
 
 def attention_effect_loss(
@@ -17,7 +18,7 @@ def attention_effect_loss(
     *,
     effect: float,
     words: float | Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """Return how far captions are from losing `effect` nats a word where attention is random.
 
     Rao et al., 2021 (counterfactual attention) raise the effect of attention on a classifier's
@@ -29,16 +30,14 @@ def attention_effect_loss(
         targets, lengths, words: As in `Batch`.
 
     Returns:
-        The sum over captions of |effect T - lost|, per word, and the metric `random_cell_loss`,
-        what is lost, in nats a word.
+        The sum over captions of |effect T - lost|, per word; and detached what is lost, in nats a
+        word.
     """
     packed = pack_by_step(targets, lengths).unsqueeze(1)
-    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
     own, other = (
-        torch.log_softmax(each.logits, dim=-1, dtype=at_least_float32).gather(1, packed).squeeze(1)
+        torch.log_softmax(at_least_float32(each.logits), dim=-1).gather(1, packed).squeeze(1)
         for each in (output, at_random)
     )
     lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
     wanted = effect * word_mask(lengths).sum(1).to(lost.device, lost.dtype)
-    metrics = {"random_cell_loss": lost.detach().sum() / words}
-    return (wanted - lost).abs().sum() / words, metrics
+    return (wanted - lost).abs().sum() / words, lost.detach().sum() / words

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from captioner.config.settings import Config, LossConfig
 from captioner.data.batch import Batch, pack_by_step
+from captioner.data.sources import SourceImages
+from captioner.data.vocabulary import Vocabulary
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
+from captioner.runtime.device import at_least_float32
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
 from captioner.training.reinforce import Reinforce, repeat_captions
-from captioner.training.task import LossOutput, TaskData, TrainingTask
+from captioner.training.task import LossOutput, TrainingTask
 
 
 class CrossEntropyTask(TrainingTask):
@@ -44,41 +47,37 @@ class CrossEntropyTask(TrainingTask):
         return True
 
     @classmethod
-    def from_data(cls, data: TaskData) -> CrossEntropyTask:
-        config = data.config
-        hard, teachers = config.attention.select == "hard", config.loss.teachers
-        return cls(
-            data.model,
-            config.loss,
-            reinforce=Reinforce(config.hard) if hard else None,
-            teachers=load_teachers(data) if teachers else None,
-        )
+    def from_recipe(
+        cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
+    ) -> CrossEntropyTask:
+        reinforce = Reinforce(config.hard) if config.attention.select == "hard" else None
+        teachers = load_teachers(config, model, vocabulary) if config.loss.teachers else None
+        return cls(model, config.loss, reinforce=reinforce, teachers=teachers)
 
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
-        repeated, samples = batch, 1
-        if self.reinforce is not None:
-            samples = self.reinforce.hard.samples
-            repeated = repeat_captions(batch, samples)
+        reinforce = self.reinforce
+        samples = 1 if reinforce is None else reinforce.hard.samples
+        repeated = repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
-            zero = self.zero_loss()
-            if self.reinforce is not None:
-                self.reinforce.baseline.observe(zero.detach(), repeated.words)
-            return LossOutput(zero, {"total": zero.detach()})
+            empty = self.empty_output()
+            if reinforce is not None and reinforce.baseline is not None:
+                reinforce.baseline.observe(empty.loss.detach(), repeated.words)
+            return empty
         grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
-        if self.reinforce is not None:
+        if reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
-        teacher_targets = None if self.teachers is None else self.teachers(batch).repeated(samples)
         targets, lengths = repeated.targets, repeated.lengths
         words, captions = repeated.words, repeated.captions
         given = (repeated.image_index, repeated.tokens, lengths)
+        teacher_targets = None if self.teachers is None else self.teachers(batch).repeated(samples)
         output = self.model(grid, *given, seeds)
         metrics = caption_losses(
             output,
             targets,
             lengths,
             self.loss,
-            reinforce=self.reinforce,
+            reinforce=reinforce,
             weights=repeated.weights,
             teacher_targets=teacher_targets,
             words=words,
@@ -89,22 +88,11 @@ class CrossEntropyTask(TrainingTask):
         if self.loss.attention_effect:
             seeds = None if seeds is None else seeds + 1
             at_random = self.model(replace(grid, at_random=True), *given, seeds)
-            effect_loss, effect_metrics = attention_effect_loss(
+            effect_loss, metrics["random_cell_loss"] = attention_effect_loss(
                 output, at_random, targets, lengths, effect=self.loss.attention_effect, words=words
             )
             total = total + self.loss.attention_effect_weight * effect_loss
-            metrics |= effect_metrics
         return LossOutput(total, {**metrics, "total": total.detach()})
-
-
-def doubly_stochastic_penalty(maps: Tensor) -> Tensor:
-    """Return the penalty [N] of equation 14 for captions with maps [N, T, L], before lambda.
-
-    It is the sum over cells of (1 - sum over words of alpha)^2; maps are zero where a caption has
-    ended. (The original code averages over the cells and sums over the batch, which makes its
-    lambda N / L of this one.)
-    """
-    return (1.0 - maps.sum(1)).square().sum(1)
 
 
 def caption_losses(
@@ -141,8 +129,7 @@ def caption_losses(
     packed = pack_by_step(targets, lengths)  # [M]
     words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
-    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
-    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
+    log_probs = torch.log_softmax(at_least_float32(output.logits), dim=-1)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
@@ -154,7 +141,9 @@ def caption_losses(
     if weights is not None:
         by_word = weights.unsqueeze(1).expand_as(targets)
         losses = losses * pack_by_step(by_word, lengths)
-    penalties = doubly_stochastic_penalty(output.maps)
+    # Summed over the cells of a caption. (The original code averages over them and sums over the
+    # batch, which makes its lambda N / L of this one.)
+    penalties = (1.0 - output.maps.sum(1)).square().sum(1)
     if lengths.dim() == 2:  # a mask: padding and captions that fill up a batch count nothing
         is_word = pack_by_step(lengths, lengths)
         losses, word_log_probs = losses * is_word, word_log_probs * is_word

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import load_model, model_folder
+from captioner.config.settings import Config
 from captioner.data.batch import Batch
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
 from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
-from captioner.training.task import TaskData
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class Teachers:
     Args:
         models: They are put into evaluation mode and their batch norms are folded.
         attention: Return their attention too.
-        temperature: The student's `attention.temperature`; the attention that it learns is
-            sharpened in the same way.
+        temperature: The student's `attention.temperature`, which sharpens what it learns too.
     """
 
     def __init__(
@@ -95,28 +94,27 @@ class Teachers:
         return TeacherTargets(torch.stack(probs).mean(0), maps)
 
 
-def load_teachers(data: TaskData) -> Teachers:
-    """Load the models of `loss.teachers` for the student of a recipe.
+def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary) -> Teachers:
+    """Load the models of `loss.teachers` for the student of a recipe, onto its device.
 
     Raises:
         CheckpointError: One cannot be read.
         ConfigError: One has other words, or cannot read this recipe's images.
     """
     models = []
-    config = data.config
-    frozen_stages = data.model.encoder.frozen_stages
-    student_digest = _frozen_stages_digest(data.model) if config.data.cache else ""
+    frozen_stages = student.encoder.frozen_stages
+    device = student.decoder.embedding.weight.device
     for name in config.loss.teachers:
         with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
-            model, model_config, words = load_model(model_folder(name), data.device)
+            model, model_config, words = load_model(model_folder(name), device)
         if config.data.cache and len(model.encoder.backbone.stages) >= frozen_stages:
             model.encoder.frozen_stages = frozen_stages
         same = {
-            "vocabulary": words.tokens == data.vocabulary.tokens,
+            "vocabulary": words.tokens == vocabulary.tokens,
             "preprocess": model_config.preprocess == config.preprocess,
+            # With a cache, it reads features that the student's frozen stages computed.
+            "frozen encoder": not config.data.cache or _same_frozen_stages(model, student),
         }
-        if config.data.cache:  # it reads features that the student's frozen stages computed
-            same["frozen encoder"] = _frozen_stages_digest(model) == student_digest
         for key, is_same in same.items():
             if not is_same:
                 raise ConfigError(
@@ -131,11 +129,12 @@ def load_teachers(data: TaskData) -> Teachers:
     )
 
 
-def _frozen_stages_digest(model: CaptionModel) -> str:
-    """Return a digest of the frozen stages that is the same when they are stored in float16."""
-    encoder = model.encoder
-    stages = [name for name, _ in encoder.backbone.named_parameters()]
-    digest = hashlib.sha256(repr((encoder.frozen_stages, stages)).encode())
-    for value in encoder.backbone.stages[: encoder.frozen_stages].state_dict().values():
-        digest.update(value.half().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def _same_frozen_stages(model: CaptionModel, other: CaptionModel) -> bool:
+    """Return whether the frozen stages are the same, where either may be stored in float16."""
+    one, two = (
+        each.encoder.backbone.stages[: each.encoder.frozen_stages].state_dict()
+        for each in (model, other)
+    )
+    return one.keys() == two.keys() and all(
+        torch.equal(value.half().cpu(), two[name].half().cpu()) for name, value in one.items()
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from captioner.checkpoint import load_vocabulary, read_weights
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from captioner.errors import ConfigError
 from captioner.models.model import CaptionModel
 
 # Weights with a row for each word; the last layer's weight may be tied to the embedding.
@@ -18,46 +19,9 @@ EMBEDDING = "decoder.embedding.weight"
 OUTPUT_WEIGHT, OUTPUT_BIAS = "decoder.vocabulary.weight", "decoder.vocabulary.bias"
 
 
-@dataclass(frozen=True)
-class PretrainedReport:
-    """Which of a model's weights were taken from a folder, by name, and which were not.
-
-    Args:
-        left: Weights that the folder lacks, or has in another shape; they stay as initialised.
-        unused: Weights of the folder that the model does not have.
-        new_words: Words of the model that the folder's vocabulary does not have.
-    """
-
-    folder: Path
-    taken: list[str]
-    left: list[str]
-    unused: list[str]
-    new_words: int
-
-    def sentences(self) -> list[str]:
-        """Return sentences for the user; none if every weight was taken and no word is new."""
-        sentences = []
-        if self.left or self.unused:
-            parts = []
-            for what, names in (("left as initialised", self.left), ("not used", self.unused)):
-                counts = Counter(name.rpartition(".")[0] for name in names)
-                if names:  # such as `decoder.attention.score (4)`
-                    parts.append(f"{what}: {', '.join(f'{m} ({n})' for m, n in counts.items())}")
-            total = len(self.taken) + len(self.left)
-            sentences.append(
-                f"{self.folder}: {len(self.taken)} of {total} weights taken; {'; '.join(parts)}"
-            )
-        if self.new_words:
-            sentences.append(
-                f"{self.folder}: {self.new_words} words are new to its vocabulary and begin near "
-                "its rare words"
-            )
-        return sentences
-
-
 def load_pretrained(
     model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0, only: str = ""
-) -> PretrainedReport:
+) -> list[str]:
     """Fill a model that is to be trained with the weights of a verified folder.
 
     Weights of the same name and shape are taken; rows of the embedding and the output layer word by
@@ -67,10 +31,15 @@ def load_pretrained(
 
     Args:
         seed: Seed of the rows of new words.
-        only: Take only weights whose names begin so, such as `encoder.`; the report is of these.
+        only: Take only weights whose names begin so, such as `encoder.`.
+
+    Returns:
+        Sentences for the user on weights that the folder lacks or has in another shape, on weights
+        that the model does not have, and on new words.
 
     Raises:
         CheckpointError: The file cannot be read.
+        ConfigError: The folder's decoder is another; attention alone may begin anew.
     """
     known = load_vocabulary(folder)
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
@@ -81,28 +50,42 @@ def load_pretrained(
         own[EMBEDDING].data_ptr() == own[OUTPUT_WEIGHT].data_ptr()
     ):
         del stored[EMBEDDING]  # of two tables where this model has one, the output layer's is taken
-    if vocabulary.tokens != known.tokens:
-        rows = {token: row for row, token in enumerate(known.tokens)}
-        index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
-        generator = torch.Generator().manual_seed(seed)
-        for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
-            if name in stored and len(stored[name]) == len(known):
-                # Seeded again for each table, so that tied tables stay equal.
-                stored[name] = _rows_of_words(stored[name], index, generator.manual_seed(seed))
+    rows = {token: row for row, token in enumerate(known.tokens)}
+    index = torch.tensor([rows.get(token, -1) for token in vocabulary.tokens])
+    for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
+        if name in stored and len(stored[name]) == len(known):
+            # Seeded again for each table, so that tied tables stay equal.
+            generator = torch.Generator().manual_seed(seed)
+            stored[name] = _rows_of_words(stored[name], index, generator)
     matching = [name for name in stored if name in own and own[name].shape == stored[name].shape]
     with torch.no_grad():
         for name in matching:
             if not torch.equal(own[name].to("cpu", stored[name].dtype), stored[name]):
                 own[name].copy_(stored[name])
-    pointers = {own[name].data_ptr() for name in matching}  # tied weights are stored once
-    taken = [name for name, value in own.items() if value.data_ptr() in pointers]
-    return PretrainedReport(
-        folder=folder,
-        taken=taken,
-        left=[name for name in own if name not in set(taken)],
-        unused=[name for name in stored if name not in own],
-        new_words=0 if only else len(set(vocabulary.tokens) - set(known.tokens)),
-    )
+    taken = {own[name].data_ptr() for name in matching}  # tied weights are stored once
+    left = [name for name, value in own.items() if value.data_ptr() not in taken]
+    if lacks := [name for name in left if re.match(r"decoder\.(?!attention\.)", name)]:
+        raise ConfigError(
+            f"train.start_from: {folder} is of another architecture: it lacks {lacks[0]} "
+            f"and {len(lacks) - 1} more weights of the decoder; use captioner finetune, which "
+            "takes over its settings, or train.start_with encoder"
+        )
+    parts = []
+    unused = [name for name in stored if name not in own]
+    for what, names in (("left as initialised", left), ("not used", unused)):
+        if names:  # such as `decoder.attention.score (4)`
+            counts = Counter(name.rpartition(".")[0] for name in names)
+            parts.append(f"{what}: {', '.join(f'{m} ({n})' for m, n in counts.items())}")
+    sentences = []
+    if parts:
+        number = len(own) - len(left)
+        sentences.append(f"{folder}: {number} of {len(own)} weights taken; {'; '.join(parts)}")
+    new_words = len(set(vocabulary.tokens) - set(known.tokens))
+    if new_words and not only:
+        sentences.append(
+            f"{folder}: {new_words} words are new to its vocabulary and begin near its rare words"
+        )
+    return sentences
 
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,34 +17,8 @@ from captioner.runtime.draws import child_seeds
 Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`pad_batch`)
 
 
-class Baseline(nn.Module):
-    """Value subtracted from the reward of a sampled cell, here zero; it never depends on that cell.
-
-    Then the gradient keeps its expectation and loses noise (Williams, 1992). Rewards and baselines
-    are [N, T] in nats: a caption's samples one after another, each reward a sum over words.
-    """
-
-    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
-        """Return the baseline [N, T] without a graph.
-
-        Args:
-            rewards: [N, T], detached.
-            count: [N, T], number of words that each reward sums.
-            words: As in `Batch`.
-        """
-        return torch.zeros_like(rewards)
-
-    def observe(self, reward: Tensor, words: Count) -> None:
-        """Learn from the rewards of a batch; every process calls it once for each batch.
-
-        Args:
-            reward: Scalar, sum over the words of this process's captions.
-            words: As in `Batch`.
-        """
-
-
-class MovingAverage(Baseline):
-    """b_k = 0.9 b_{k-1} + 0.1 r_k, the reward per word (section 4.1), times the rewarded words.
+class MovingAverage(nn.Module):
+    """b_k = 0.9 b_{k-1} + 0.1 r_k, the mean reward per word (section 4.1).
 
     Captions of a batch need not be of equal length here, so the average is kept per word, as in
     the original code. It is divided by 1 - 0.9^k, without which it would begin at zero.
@@ -59,34 +32,22 @@ class MovingAverage(Baseline):
         self.register_buffer("average", torch.zeros((), dtype=torch.float64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
-    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
-        average = self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
-        baseline = count * average.to(rewards.dtype)
-        self.observe(rewards[:, 0].sum(), words)  # the first cell is rewarded for all words
-        return baseline
+    def forward(self) -> Tensor:
+        """Return the average reward per word, a float64 scalar."""
+        return self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
 
     def observe(self, reward: Tensor, words: Count) -> None:
+        """Learn from the rewards of a batch; every process calls it once for each batch.
+
+        Args:
+            reward: Scalar, sum over the words of this process's captions.
+            words: As in `Batch`.
+        """
         mean = mean_over_processes(reward.to(self.average.device).double()) / words
         is_finite = torch.isfinite(mean)  # the trainer skips a step whose loss is not, too
         updated = 0.9 * self.average + 0.1 * mean
         self.average.copy_(torch.where(is_finite, updated, self.average))
         self.batches += is_finite
-
-
-class LeaveOneOut(Baseline):
-    """Mean reward of the caption's other samples at the same word; `samples` is 2 or more.
-
-    Mnih and Rezende, 2016 (VIMCO, section 2.4); Kool et al., 2019.
-    """
-
-    def __init__(self, samples: int) -> None:
-        super().__init__()
-        self.samples = samples
-
-    def forward(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
-        by_caption = rewards.unflatten(0, (-1, self.samples))
-        others = by_caption.sum(1, keepdim=True) - by_caption
-        return (others / (self.samples - 1)).flatten(0, 1)
 
 
 class Reinforce(nn.Module):
@@ -100,6 +61,8 @@ class Reinforce(nn.Module):
     divided by the number of words, as the rest of the loss is. With `reward` minimised, lambda_r 1
     and lambda_e 0, this and the loss of the words together have the gradient of that loss's
     expectation over sampled cells. For plain cross-entropy it is the bound of equation 10.
+    The baseline b never depends on the sampled cell: the gradient keeps its expectation and loses
+    noise (Williams, 1992).
 
     Args:
         hard: With `samples` of the attention for each caption (see `repeat_captions`).
@@ -108,12 +71,7 @@ class Reinforce(nn.Module):
     def __init__(self, hard: HardConfig) -> None:
         super().__init__()
         self.hard = hard
-        baselines: dict[str, Callable[[], Baseline]] = {
-            "none": Baseline,
-            "moving_average": MovingAverage,
-            "leave_one_out": lambda: LeaveOneOut(hard.samples),
-        }
-        self.baseline = baselines[hard.baseline]()
+        self.baseline = MovingAverage() if hard.baseline == "moving_average" else None
 
     def forward(
         self, output: TeacherForcingOutput, word_rewards: Tensor, lengths: Tensor, words: Count
@@ -129,7 +87,7 @@ class Reinforce(nn.Module):
             a word whose context is the expectation).
         """
         rewards, count = self._rewards(word_rewards, lengths)
-        advantage = rewards - self.baseline(rewards, count, words)
+        advantage = rewards - self._baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
         loss = self.hard.reward_scale * reinforce - self.hard.entropy * entropy
@@ -138,23 +96,37 @@ class Reinforce(nn.Module):
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
     def _rewards(self, word_rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rewards [N, T] and the words that each sums; zero where a caption has ended."""
+        """Return rewards [N, T] in nats and the words that each sums; zero after the end."""
         by_word = unpack_by_step(word_rewards.detach(), lengths)
         running = word_mask(lengths).to(by_word)
         if self.hard.credit == "caption":
             return by_word.sum(1, keepdim=True) * running, running.sum(1, keepdim=True) * running
         return by_word.flip(1).cumsum(1).flip(1), running.flip(1).cumsum(1).flip(1)
 
+    def _baseline(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
+        """Return the baseline [N, T] of rewards that each sum `count` [N, T] words."""
+        if self.baseline is not None:
+            baseline = count * self.baseline().to(rewards.dtype)
+            # the first cell is rewarded for all words
+            self.baseline.observe(rewards[:, 0].sum(), words)
+            return baseline
+        if self.hard.baseline == "none":
+            return torch.zeros_like(rewards)
+        # The mean of the caption's other samples: Mnih and Rezende, 2016 (VIMCO, section 2.4);
+        # Kool et al., 2019.
+        by_caption = rewards.unflatten(0, (-1, self.hard.samples))
+        others = by_caption.sum(1, keepdim=True) - by_caption
+        return (others / (self.hard.samples - 1)).flatten(0, 1)
+
 
 def repeat_captions(batch: Batch, times: int) -> Batch:
     """Return the batch with each caption `times` times in a row, each with a seed of its own."""
     if times == 1:
         return batch
-    names = ("image_index", "targets", "lengths", "weights")
     repeated: dict[str, Any] = {
-        name: getattr(batch, name).repeat_interleave(times, 0)
-        for name in names
-        if getattr(batch, name) is not None
+        name: value.repeat_interleave(times, 0)
+        for name in ("image_index", "targets", "lengths", "weights")
+        if (value := getattr(batch, name)) is not None
     }
     if batch.seeds is not None:
         number = torch.arange(times, device=batch.seeds.device)

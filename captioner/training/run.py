@@ -19,8 +19,6 @@ from captioner.checkpoint import (
     add_files,
     clean_run_folder,
     load_model,
-    load_training_state,
-    model_folder,
     verify,
 )
 from captioner.config import from_yaml, to_yaml
@@ -33,15 +31,13 @@ from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import choose_device
 from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
-from captioner.training.checkpointing import restore_checkpoint
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import validate, validation_decoding
 
-COMPLETE = "complete"  # in a run folder: an empty file, once its last epoch and calibration ended
 LENGTH_PENALTIES = (0.0, 0.4, 0.8, 1.2)
 # Where data lies and how it is read. It may change, because the captions that were read are
-# compared (`restore_checkpoint`).
+# compared (`Trainer.restore`).
 HOW_READ = ("root", "file", "coco_splits", "format", "image_column", "caption_column")
 MAY_CHANGE = {f"data.{key}" for key in (*HOW_READ, "val_share", "strip_markers", "workers")}
 # Sections and settings that a resumed run must have as it began, or its data, model or optimizer
@@ -55,12 +51,9 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
 
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
     (on the same CPU, with the same number of processes and threads; a GPU adds up in any order).
-
-    Under torchrun, its processes share each batch. One that torchrun has started again goes on with
-    the run by itself.
+    Under torchrun, processes share each batch; one that it has started again resumes by itself.
 
     Args:
-        config: The recipe.
         resume: Go on with the run in `train.output`.
         validate_start: As of `Trainer.fit`.
 
@@ -69,32 +62,22 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
         KeyboardInterrupt: On SIGINT and SIGTERM, after a checkpoint was saved.
     """
     run = Path(config.train.output)
+    best = run / "best"
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
         checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
         config = replace(config, hard=replace(config.hard, reward=reward))
-        if checkpoint and from_first_process(lambda: _is_complete(run, checkpoint, config)):
-            return run / "best"
-
-        def prepared() -> Setup:
-            start_from = checkpoint
-            if checkpoint is None and config.train.start_from is not None:
-                start_from = model_folder(config.train.start_from)
-                verify(start_from)
-            return prepare(config, device, start_from, resume=checkpoint is not None)
-
         # Processes agree after each part, before any of them waits for the others' tensors.
-        trainer = Trainer(in_all_processes(prepared), run, device)
+        setup = in_all_processes(lambda: prepare(config, device, checkpoint))
+        trainer = Trainer(setup, run, device)
         if checkpoint is not None:
-            in_all_processes(lambda: restore_checkpoint(trainer, checkpoint))
+            in_all_processes(lambda: trainer.restore(checkpoint))
         from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
         trainer.fit(validate_start=validate_start)
-        best = run / "best"
-        choose_length_penalty(best, trainer.setup, device)
+        choose_length_penalty(best, setup, device)
         if rank() == 0:
-            calibrate(best, trainer.setup, device)
-            save_bytes(b"", run / COMPLETE)
-        return best
+            calibrate(best, setup, device)
+    return best
 
 
 def _begin(
@@ -105,20 +88,14 @@ def _begin(
     Returns:
         The checkpoint to resume from, if any, and `hard.reward`. Places of data are each process's.
     """
-    if not config.train.output:  # else the run would lie in the current folder
-        raise ConfigError("train.output: is empty; name a folder for the run")
     is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun
     resume = resume or (is_restarted and holds_a_run(run))
     if resume:
         config = _checked_settings(run, config)
-    elif holds_a_run(run):
+    elif any(os.path.exists(run / name) for name in (*CHECKPOINTS, "best", MANIFEST)):
         raise ConfigError(
-            f"train.output: {run} already holds a run; add --resume to go on with it, or name "
-            "another folder"
-        )
-    elif any(os.path.exists(run / name) for name in (MANIFEST, "best")):
-        raise ConfigError(
-            f"train.output: {run} holds a model, which a run would overwrite; name another folder"
+            f"train.output: {run} already holds a run or a model; add --resume to go on with the "
+            "run, or name another folder"
         )
     stack.enter_context(
         locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
@@ -150,21 +127,6 @@ def _whole_checkpoint(run: Path) -> Path:
     )
 
 
-def _is_complete(run: Path, checkpoint: Path, config: Config) -> bool:
-    """Return whether nothing is left to do for this run, and say so."""
-    if not (run / COMPLETE).exists():
-        return False
-    state, settings = load_training_state(checkpoint), config.train
-    patience_ended = settings.patience and state["bad_epochs"] >= settings.patience
-    if state["epoch"] < settings.epochs and not patience_ended:
-        return False
-    logger.info(
-        f"{run}: this run has ended after epoch {state['epoch']}; to train longer, resume it with "
-        "more train.epochs or a larger train.patience"
-    )
-    return True
-
-
 def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> None:
     """Write the length penalty with the best validation metric into the best model's settings.
 
@@ -172,27 +134,18 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
     photos (fewer than the calibrator needs) choose none.
     """
     train = setup.config.train
-    if len(setup.validation) < max(1, train.calibrate_from):
+    if len(setup.validation.images) < max(1, train.calibrate_from):
         return
     model, config, vocabulary = load_model(best, device)
     if config.decoding.length_penalty is not None:
         return
     scores = {}
-    first = rank() == 0
-    bar = progress_bar(LENGTH_PENALTIES, desc="length penalty", unit="search", disable=not first)
-    for penalty in bar:
-        scores[penalty] = validate(
-            model,
-            setup.validation_sources,
-            setup.validation_transform,
-            vocabulary,
-            device=device,
-            decoding=replace(validation_decoding(setup.config), length_penalty=penalty),
-            cache=setup.validation_cache,
-            decisive_source=train.val_source,
-        ).figures[train.metric]
+    for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty", disable=rank() > 0):
+        decoding = replace(validation_decoding(setup.config), length_penalty=penalty)
+        found = validate(model, vocabulary, setup.validation, decoding=decoding, device=device)
+        scores[penalty] = found.figures[train.metric]
     chosen = max(scores, key=scores.__getitem__)
-    if first:
+    if rank() == 0:
         config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
         add_files(best, {CONFIG: to_yaml(config).encode()})
         tried = ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
@@ -207,23 +160,22 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
 
     A failure is reported and loses nothing: the run is done.
     """
-    least = setup.config.train.calibrate_from
+    least, count = setup.config.train.calibrate_from, len(setup.validation.images)
     if not least or (best / CALIBRATOR).exists():
         return
-    if len(setup.validation) < least:
+    if count < least:
         logger.info(
-            f"captions of this model have no confidence: {len(setup.validation)} validation photos "
-            f"are too few to fit one (train.calibrate_from {least}); captioner calibrate fits one "
-            "on other photos"
+            f"captions of this model have no confidence: {count} validation photos are too few to "
+            f"fit one (train.calibrate_from {least}); captioner calibrate fits it on other photos"
         )
         return
-    logger.info(f"fitting the calibrator of confidence on {len(setup.validation)} photos")
+    logger.info(f"fitting the calibrator of confidence on {count} photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
         calibrator, report = fit(
             [
                 collect(captioner, name, members, setup.dataset.images)
-                for name, members in setup.validation_sources.items()
+                for name, members in setup.validation.sources.items()
             ]
         )
         write_calibrator(best, calibrator)
@@ -246,14 +198,8 @@ def _checked_settings(run: Path, config: Config) -> Config:
     if not holds_a_run(run):
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out")
     path = run / "config.yaml"
-    try:
-        text = path.read_text(encoding="utf-8")
-        before = from_yaml(Config, text)
-    except (OSError, ConfigError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error_summary(error)}); write the recipe that the run began "
-            "with there again"
-        ) from None
+    text = path.read_text(encoding="utf-8")
+    before = from_yaml(Config, text)
     if "\n  reward: " not in text:
         before, config = (
             replace(c, hard=replace(c.hard, reward="log_prob")) for c in (before, config)

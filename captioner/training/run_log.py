@@ -29,7 +29,7 @@ class RunLog:
         CaptionerError: From each method, when the disk refuses.
     """
 
-    def __init__(self, run: Path, *, resume_step: int) -> None:
+    def __init__(self, run: Path, resume_step: int) -> None:
         self.run, self.path = run, run / METRICS
         with self._explained_errors():
             run.mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.config.settings import Config
+from captioner.config.settings import Config, SelfCriticalConfig
 from captioner.data.batch import Batch, pack_by_step
+from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD
 from captioner.generation import sample, writable
@@ -21,8 +21,7 @@ from captioner.runtime.device import at_least_float32
 from captioner.runtime.distributed import mean_over_processes
 from captioner.runtime.draws import draw_words
 from captioner.training.cross_entropy import attention_statistics
-from captioner.training.task import LossOutput, TaskData, TrainingTask
-from captioner.types import Grid
+from captioner.training.task import LossOutput, TrainingTask
 
 
 class SelfCriticalTask(TrainingTask):
@@ -36,7 +35,7 @@ class SelfCriticalTask(TrainingTask):
 
     Args:
         reward: CIDEr-D against the training captions, each with its end token.
-        samples: Captions sampled for each image, of at most `max_words` words.
+        max_words: Length of a sampled caption at most.
     """
 
     def __init__(
@@ -44,54 +43,42 @@ class SelfCriticalTask(TrainingTask):
         model: CaptionModel,
         reward: CiderD,
         vocabulary: Vocabulary,
+        settings: SelfCriticalConfig,
         *,
-        samples: int,
-        baseline: Literal["greedy", "leave_one_out"],
         max_words: int,
     ) -> None:
         super().__init__(model)
-        self.reward, self.vocabulary = reward, vocabulary
-        self.samples, self.baseline, self.max_words = samples, baseline, max_words
+        self.reward, self.vocabulary, self.max_words = reward, vocabulary, max_words
+        self.samples, self.baseline = settings.samples, settings.baseline
 
     @classmethod
     def is_asked_for(cls, config: Config) -> bool:
         return config.self_critical.samples > 0
 
     @classmethod
-    def from_data(cls, data: TaskData) -> SelfCriticalTask:
-        config, split = data.config, data.vocabulary.tokenizer.split
+    def from_recipe(
+        cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
+    ) -> SelfCriticalTask:
+        split = vocabulary.tokenizer.split
         references = [
-            [[*split(caption), END] for caption in image.captions] for image in data.images.training
+            [[*split(caption), END] for caption in image.captions] for image in images.training
         ]
-        return cls(
-            data.model,
-            CiderD(references),
-            data.vocabulary,
-            samples=config.self_critical.samples,
-            baseline=config.self_critical.baseline,
-            max_words=config.data.max_words or config.decoding.max_words,
-        )
+        max_words = config.data.max_words or config.decoding.max_words
+        reward = CiderD(references)
+        return cls(model, reward, vocabulary, config.self_critical, max_words=max_words)
 
     def forward(self, batch: Batch) -> LossOutput:
-        """Return the loss of a batch, with metrics of the sampled captions."""
+        """Return the loss of a batch, with metrics of the sampled captions [B, samples, T]."""
         if not len(batch.images):  # other processes have images
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
-            zero = self.zero_loss()
-            return LossOutput(zero, {"total": zero.detach()})
+            return self.empty_output()
         # Sampling and scoring must use the same network; otherwise the probability of words that
         # one keeps sampling would fall without end in the other. So both use one grid, with the
         # encoder's dropout, and a decoder without dropout.
         grid = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-        was_training = self.model.decoder.training
-        self.model.decoder.eval()
-        try:
-            return self._loss(batch, grid)
-        finally:
-            self.model.decoder.train(was_training)
-
-    def _loss(self, batch: Batch, grid: Grid) -> LossOutput:
-        """Sample captions [B, samples, T] on the grid, and return their loss."""
         decoder = self.model.decoder
+        was_training = decoder.training
+        decoder.eval()
         draw = None if batch.image_seeds is None else partial(draw_words, batch.image_seeds)
         draw_captions = partial(sample, decoder, grid, max_words=self.max_words)
         tokens, lengths = draw_captions(samples=self.samples, draw=draw)
@@ -102,13 +89,15 @@ class SelfCriticalTask(TrainingTask):
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         advantage = rewards - baseline
+        weighted = advantage
         if batch.weights is not None:  # weights of sources: an image's captions have one weight
             of_image = batch.weights.new_ones(len(rewards))
-            advantage = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
-        sampled = self._as_batch(batch, tokens, lengths, advantage)
+            weighted = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
+        sampled = self._as_batch(batch, tokens, lengths, weighted)
         output: TeacherForcingOutput = self.model(
             grid, sampled.image_index, sampled.tokens, sampled.lengths
         )
+        decoder.train(was_training)
         words = pack_by_step(sampled.targets, sampled.lengths)
         first, later = at_least_float32(output.logits).tensor_split([len(sampled.lengths)])
         # probabilities over the words that could be sampled
@@ -116,15 +105,14 @@ class SelfCriticalTask(TrainingTask):
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
         assert sampled.weights is not None
         by_word = sampled.weights.unsqueeze(1).expand_as(sampled.targets)
-        weights = pack_by_step(by_word, sampled.lengths)
         # As `Batch.words`: the mean of the losses of all processes is that of the whole batch.
         counts = torch.tensor([len(words), len(lengths)], dtype=torch.float64)
         num_words, num_images = mean_over_processes(counts).tolist()
-        loss = -(weights * log_probs).sum() / num_words
+        loss = -(pack_by_step(by_word, sampled.lengths) * log_probs).sum() / num_words
         metrics = {
             "total": loss.detach(),
             "reward": rewards.mean(1).sum() / num_images,
-            "advantage": (rewards - baseline).square().mean(1).sum() / num_images,
+            "advantage": advantage.square().mean(1).sum() / num_images,
             "cross_entropy": -log_probs.detach().sum() / num_words,
             **attention_statistics(output, num_words, num_images * self.samples),
         }
@@ -143,15 +131,12 @@ class SelfCriticalTask(TrainingTask):
 
     def _as_batch(self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor) -> Batch:
         """Return captions [B, samples, T] as a batch, whose weights [N] are their advantages."""
-        count, samples, _ = tokens.shape
         falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
         order = order.to(tokens.device)
-        targets = tokens.flatten(0, 1)[order]
-        image_index = torch.arange(count, device=tokens.device).repeat_interleave(samples)[order]
         return replace(
             batch,
-            image_index=image_index,
-            targets=targets,
+            image_index=order // tokens.shape[1],
+            targets=tokens.flatten(0, 1)[order],
             lengths=falling,
             weights=advantage.flatten()[order],
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner.checkpoint import load_vocabulary, load_weights
+from captioner.checkpoint import load_vocabulary, load_weights, model_folder, verify
 from captioner.config.settings import Config
 from captioner.config.validation import data_sources, unused_settings, validate
 from captioner.data.captioned import CaptionedImage
@@ -29,7 +28,8 @@ from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
 from captioner.runtime.distributed import rank
 from captioner.training.pretrained import load_pretrained
-from captioner.training.task import TaskData, TrainingTask
+from captioner.training.task import TrainingTask
+from captioner.training.validation import ValidationData
 
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
@@ -39,7 +39,6 @@ class Setup:
     """Everything that the training loop works with.
 
     Args:
-        validation_sources: Validation images by source; their ids are distinct among all.
         data_digests: Hashes by name that tell these captions from others, wherever they lie.
     """
 
@@ -48,74 +47,76 @@ class Setup:
     task: TrainingTask
     dataset: CaptionDataset
     batches: CaptionBatches
-    validation_sources: dict[str, list[CaptionedImage]]
-    validation_transform: ImageTransform
-    validation_cache: FeatureCache | None
+    validation: ValidationData
     data_digests: dict[str, str]
 
-    @property
-    def validation(self) -> list[CaptionedImage]:
-        """The validation images of all sources."""
-        return [image for images in self.validation_sources.values() for image in images]
 
-
-def prepare(
-    config: Config,
-    device: torch.device,
-    start_from: Path | None = None,
-    *,
-    resume: bool = False,
-) -> Setup:
+def prepare(config: Config, device: torch.device, checkpoint: Path | None = None) -> Setup:
     """Read the data, build the task, and fill the feature cache if one is asked for.
 
     Args:
-        start_from: Verified model folder that the model begins with: its words and those of the
-            training captions that it lacks, and its weights. They are loaded before the cache is
-            filled with what the frozen weights compute.
-        resume: `start_from` is a checkpoint of this run, whose vocabulary is complete.
+        checkpoint: Verified checkpoint of this run, to resume from; without one, the run begins
+            as `train.start_from` says.
 
     Raises:
         CaptionerError: Something cannot be used; one sentence says what.
     """
     validate(config)
+    start = None
+    if checkpoint is None and config.train.start_from is not None:
+        start = model_folder(config.train.start_from)
+        verify(start)
     images, validation_sources = read_images(config)
-    validation = [image for members in validation_sources.values() for image in members]
-    vocabulary = build_vocabulary(config, images.captions, start_from, resume=resume)
-    model = build_initial_model(config, vocabulary, images.captions, start_from, resume=resume)
+    if checkpoint is not None:
+        vocabulary = load_vocabulary(checkpoint)
+    else:
+        vocabulary = build_vocabulary(config, images.captions, start)
+    torch.manual_seed(config.train.seed)
+    model = build_model(config, len(vocabulary))
+    # Weights are loaded before the cache is filled with what the frozen ones compute.
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    elif start is not None and config.train.start_with != "vocabulary":
+        only = "encoder." if config.train.start_with == "encoder" else ""
+        for sentence in load_pretrained(
+            model, vocabulary, start, seed=config.train.seed, only=only
+        ):
+            _warn(sentence)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
     config = resolved(config, model)
-    captions = encode_captions(images.training, vocabulary, max_words=config.data.max_words)
-    _check_words(config, captions, vocabulary, start_from)
+    data, whole = config.data, config.preprocess
+    captions = encode_captions(images.training, vocabulary, max_words=data.max_words)
+    _check_words(config, captions, vocabulary)
     for sentence in unused_settings(config, captions=len(captions)):
         _warn(sentence)
     kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
-    task = kind.from_data(TaskData(config, model, vocabulary, images, device)).to(device)
+    task = kind.from_recipe(config, model, vocabulary, images).to(device)
 
-    data = config.data
-    augmentation = Augmentation(data.flip, data.min_area, data.colour)
-    whole = config.preprocess
-    views = replace(
-        whole,
-        height_px=round(whole.height_px * data.view_scale),
-        width_px=round(whole.width_px * data.view_scale),
+    transform = image_transform(
+        replace(
+            whole,
+            height_px=round(whole.height_px * data.view_scale),
+            width_px=round(whole.width_px * data.view_scale),
+        ),
+        Augmentation(data.flip, data.min_area, data.colour),
     )
-    train_transform = image_transform(views, augmentation)
-    validation_transform = image_transform(whole)
-    cache = validation_cache = None
+    validation = ValidationData(
+        validation_sources, image_transform(whole), decisive_source=config.train.val_source
+    )
+    cache = None
     if data.cache:  # all that can be wrong is found before the caches, which take long
-        fill = partial(_cache, config, model, device)
-        validation_cache = fill(validation, validation_transform, views=1)
-        cache = fill(images.training, train_transform, views=data.cache_views)
-    crop = FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None
+        fill = partial(build_cache, config, model, device)
+        validation = replace(validation, cache=fill(validation.images, validation.transform))
+        cache = fill(images.training, transform, views=data.cache_views)
     dataset = CaptionDataset(
         images.training,
         captions,
-        train_transform,
+        transform,
         seed=config.train.seed,
         weights=images.loss_weights(captions),
         cache=cache,
-        cache_crop=crop,
+        cache_crop=FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None,
     )
     batches = CaptionBatches(
         captions,
@@ -125,20 +126,11 @@ def prepare(
         source_of=images.source_of,
         weights=[source.weight for source in images.sources],
     )
-    return Setup(
-        config=config,
-        vocabulary=vocabulary,
-        task=task,
-        dataset=dataset,
-        batches=batches,
-        validation_sources=validation_sources,
-        validation_transform=validation_transform,
-        validation_cache=validation_cache,
-        data_digests={
-            "training captions": captions_digest(images.training),
-            "validation captions": captions_digest(validation),
-        },
-    )
+    digests = {
+        "training captions": captions_digest(images.training),
+        "validation captions": captions_digest(validation.images),
+    }
+    return Setup(config, vocabulary, task, dataset, batches, validation, digests)
 
 
 def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedImage]]]:
@@ -157,28 +149,23 @@ def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedI
             name: [replace(image, image_id=f"{name}/{image.image_id}") for image in members]
             for name, members in by_source.items()
         }
-    _check_one_is_readable(images.training, "training")
-    for members in by_source.values():
-        _check_one_is_readable(members, "validation")
-        if config.train.metric == "CIDEr" and len(members) == 1:
-            raise ConfigError(
-                "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or "
-                "ROUGE_L, or give more photos"
-            )
+    for members in (images.training, *by_source.values()):
+        _check_one_is_readable(members)
+    if config.train.metric == "CIDEr" and any(len(members) == 1 for members in by_source.values()):
+        raise ConfigError(
+            "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or "
+            "ROUGE_L, or give more photos"
+        )
     return images, by_source
 
 
-def build_vocabulary(
-    config: Config, captions: list[str], start_from: Path | None, *, resume: bool
-) -> Vocabulary:
-    """Return the words of the model to start from and those of the training captions."""
+def build_vocabulary(config: Config, captions: list[str], start: Path | None) -> Vocabulary:
+    """Return the words of the model to start from, if any, and those of the training captions."""
     min_count, max_size = config.data.min_count, config.data.vocabulary_size
-    if resume and start_from is not None:
-        return load_vocabulary(start_from)
-    start = None
-    if start_from is not None and config.train.start_with != "encoder":
-        start = load_vocabulary(start_from)
-        tokenizer = start.tokenizer
+    known = None
+    if start is not None and config.train.start_with != "encoder":
+        known = load_vocabulary(start)
+        tokenizer = known.tokenizer
     else:
         chosen = TOKENIZERS[config.data.tokenizer]()
         tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
@@ -188,8 +175,13 @@ def build_vocabulary(
         min_count=1 if tokenizer.is_learned else min_count,  # it has left rare ones out
         max_size=max_size,
     )
-    if start:
-        return start.extended(vocabulary)
+    if known is not None:
+        if (share := known_share(captions, known)) < OTHER_LANGUAGE:
+            _warn(
+                f"{start} knows {share:.0%} of the words of the captions, which look like "
+                "another language; to train a model of it: captioner train --config table"
+            )
+        return known.extended(vocabulary)
     if not vocabulary.words:
         raise DataError(
             f"{_roots(config)}: no word occurs {min_count} times in the training captions; "
@@ -198,52 +190,11 @@ def build_vocabulary(
     return vocabulary
 
 
-def build_initial_model(
-    config: Config,
-    vocabulary: Vocabulary,
-    captions: list[str],
-    start_from: Path | None,
-    *,
-    resume: bool,
-) -> CaptionModel:
-    """Build the model with the run's seed, and load the weights that it begins with.
-
-    Raises:
-        ConfigError: The decoder to start from is another; attention alone may begin anew.
-    """
-    torch.manual_seed(config.train.seed)
-    model = build_model(config, len(vocabulary))
-    if start_from is not None and resume:
-        load_weights(model, start_from)
-    elif start_from is not None and config.train.start_with != "vocabulary":
-        only = "encoder." if config.train.start_with == "encoder" else ""
-        report = load_pretrained(model, vocabulary, start_from, seed=config.train.seed, only=only)
-        lacks = [n for n in report.left if re.match(r"decoder\.(?!attention\.)", n)]
-        if lacks:
-            raise ConfigError(
-                f"train.start_from: {start_from} is of another architecture: it lacks {lacks[0]} "
-                f"and {len(lacks) - 1} more weights of the decoder; use captioner finetune, which "
-                "takes over its settings, or train.start_with encoder"
-            )
-        if not only:
-            known = known_share(captions, load_vocabulary(start_from))
-            if known < OTHER_LANGUAGE:
-                _warn(
-                    f"{start_from} knows {known:.0%} of the words of the captions, which look like "
-                    "another language; to train a model of it: captioner train --config table"
-                )
-        for sentence in report.sentences():
-            _warn(sentence)
-    return model
-
-
-def _check_words(
-    config: Config, captions: EncodedCaptions, vocabulary: Vocabulary, start_from: Path | None
-) -> None:
+def _check_words(config: Config, captions: EncodedCaptions, vocabulary: Vocabulary) -> None:
     """Refuse captions without a word that is known, and warn where many are unknown."""
     if not len(captions):
         raise DataError(f"{_roots(config)}: the training captions hold no words")
-    start = None if config.train.start_with == "encoder" else start_from
+    start = None if config.train.start_with == "encoder" else config.train.start_from
     words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
     if not known:
@@ -258,26 +209,25 @@ def _check_words(
         )
 
 
-def _check_one_is_readable(images: list[CaptionedImage], kind: str) -> None:
+def _check_one_is_readable(images: list[CaptionedImage]) -> None:
     """Refuse data without a readable image; usually the first image is readable."""
-    reason = ""
     for image in images:
         try:
             open_image(image.path)
             return
         except ImageError as error:
             reason = f"{image.path}: {error}"
-    raise DataError(f"none of the {kind} photos can be read ({reason}); check data.root")
+    raise DataError(f"none of the {len(images)} photos can be read ({reason}); check data.root")
 
 
-def _cache(
+def build_cache(
     config: Config,
     model: CaptionModel,
     device: torch.device,
     images: list[CaptionedImage],
     transform: ImageTransform,
     *,
-    views: int,
+    views: int = 1,
 ) -> FeatureCache:
     """Return the cache of the frozen features of these images, made where it is missing."""
     encoder = model.encoder.eval()
@@ -291,10 +241,10 @@ def _cache(
         return encoder.frozen_features(batch.to(device, memory_format=torch.channels_last))
 
     def progress(done: int, total: int) -> None:
-        bar.total = total
         bar.update(done - bar.n)
 
-    with progress_bar(desc="caching features", unit="photo", disable=rank() > 0) as bar:
+    total, hidden = len(images) * views, rank() > 0
+    with progress_bar(desc="caching features", total=total, unit="photo", disable=hidden) as bar:
         return build_feature_cache(
             Path(str(config.data.cache)),
             [image.path for image in images],

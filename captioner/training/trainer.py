@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from captioner.checkpoint import load_training_state, save_model
 from captioner.data.dataset import load_batches
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, CheckpointError, error_summary
 from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import graphs_of_search
@@ -23,9 +24,8 @@ from captioner.runtime.distributed import from_first_process, parallel, rank, wo
 from captioner.runtime.draws import seed_of
 from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.capture import FixedShapeStep, step_kind
-from captioner.training.checkpointing import save_checkpoint
+from captioner.training.model_card import model_card
 from captioner.training.optimizer import AveragedModel, build_optimizer
-from captioner.training.reporting import log_samples, print_validation
 from captioner.training.run_log import RunLog
 from captioner.training.setup import Setup
 from captioner.training.step import (
@@ -35,14 +35,21 @@ from captioner.training.step import (
     training_step,
     with_counts,
 )
-from captioner.training.validation import Validation, validate, validation_decoding
+from captioner.training.validation import (
+    Validation,
+    print_validation,
+    sample_sheets,
+    validate,
+    validation_decoding,
+)
 
-FEW_PHOTOS = 30
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
+# Attributes of the trainer that a checkpoint holds as they are.
+COUNTERS = tuple("epoch batch step best bad_epochs lr_drops figures last_validation".split())
 
 
 class Trainer:
-    """A run; `save` writes all that `restore_checkpoint` needs to go on with it.
+    """A run; `save` writes all that `restore` needs to go on with it.
 
     Attributes:
         epoch, batch, step: The next ones; `step` counts the optimizer's.
@@ -70,19 +77,15 @@ class Trainer:
             "autocast": autocast(device, self.config.train.precision),
             "device": device,
         }
+        compress = optim.compress_gradients
         self.take_step: Callable[..., StepOutput]
         if kind == "off":
-            ddp = parallel(self.task, compress=optim.compress_gradients)
+            ddp = parallel(self.task, compress=compress)
             self.take_step = partial(training_step, ddp, **options)
         else:
-            self.take_step = FixedShapeStep(
-                self.task,
-                **options,
-                kind=kind,
-                captions=self.config.data.batch_size,
-                longest=int(setup.dataset.captions.lengths.max()),
-                compress=optim.compress_gradients,
-            )
+            options["captions"] = self.config.data.batch_size
+            options["longest"] = int(setup.dataset.captions.lengths.max())
+            self.take_step = FixedShapeStep(self.task, **options, kind=kind, compress=compress)
         self.epoch = self.batch = self.step = self.lr_drops = self.bad_epochs = 0
         self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
@@ -108,9 +111,9 @@ class Trainer:
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        first, settings = self.rank == 0, self.config.train
-        writing = closing(RunLog(self.run, resume_step=self.step)) if first else nullcontext()
+        first, settings, begin = self.rank == 0, self.config.train, self.epoch
         before: float | None = None
+        writing = closing(RunLog(self.run, self.step)) if first else nullcontext()
         with writing as log, self.interrupts:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
@@ -119,18 +122,24 @@ class Trainer:
                 with torch.random.fork_rng(devices=devices):
                     before = self._validate().figures.get("CIDEr")
                 if before is not None and first:
-                    count = len(self.setup.validation)
-                    few = ", too few to tell a gain from chance" if count < FEW_PHOTOS else ""
-                    logger.info(f"before: CIDEr {before:.3f} on {count} photos{few}")
+                    count = len(self.setup.validation.images)
+                    logger.info(f"before: CIDEr {before:.3f} on {count} photos")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
-        if self._out_of_patience() and first:
+        if not first:
+            return
+        if self.epoch == begin:
+            logger.info(
+                f"{self.run}: this run has ended after epoch {begin}; to train longer, resume it "
+                "with more train.epochs or a larger train.patience"
+            )
+        elif self._out_of_patience():
             logger.info(
                 f"stopped: {self.bad_epochs} epochs without a better {settings.metric} "
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
         after = self.figures.get("CIDEr")
-        if first and before is not None and after is not None:
+        if before is not None and after is not None:
             logger.info(
                 f"CIDEr {before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
             )
@@ -159,8 +168,9 @@ class Trainer:
         self._update_best(validation)
         try:
             if log is not None:  # before the checkpoint: a kill between the two loses no picture
+                images, vocabulary = self.setup.validation, self.setup.vocabulary
                 samples = self.config.train.samples
-                self._report(log_samples(log, self.setup, validation, self.step, samples))
+                log.pictures(self.step, sample_sheets(validation, images, vocabulary, samples))
         finally:
             self.save()  # a failure to draw loses no work
         if log is not None:
@@ -205,11 +215,9 @@ class Trainer:
                 if not batches:
                     break
                 data_wait_s += time.perf_counter() - asked
-                for batch in batches:
-                    if batch.unreadable:
-                        self._report(batch.unreadable)
+                self._report(image for batch in batches for image in batch.unreadable)
                 output = None
-                if nonempty := with_counts(batches, self.interrupts, self.processes):
+                if nonempty := with_counts(batches, self.interrupts):
                     factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
                     output = self.take_step(nonempty, learning_rate_factor=factor)
                     skipped = self.skipped_steps + 1
@@ -224,12 +232,15 @@ class Trainer:
                     if self.skipped_steps:
                         self._report_skipped()
                     elapsed = time.perf_counter() - started
-                    metrics = step_metrics(output, self.optimizer, self.processes)
-                    metrics["step_s"] = elapsed / (self.step - first_step)
-                    metrics["data_wait"] = data_wait_s / elapsed
+                    metrics = {
+                        "epoch": self.epoch,
+                        **step_metrics(output, self.optimizer),
+                        "step_s": elapsed / (self.step - first_step),
+                        "data_wait": data_wait_s / elapsed,
+                    }
                     bar.set_postfix(loss=f"{metrics['total']:.3f}")
                     if log is not None:
-                        log.write("train", self.step, {"epoch": self.epoch, **metrics})
+                        log.write("train", self.step, metrics)
                 every = config.train.checkpoint_every
                 if every and self.step - saved_step >= every and self.batch < num_batches:
                     self.save()
@@ -259,19 +270,16 @@ class Trainer:
 
     def _validate(self) -> Validation:
         """Validate the evaluated model, by random numbers that depend on the epoch."""
-        setup, config = self.setup, self.config
+        train = self.config.train
         # for the cells that attention.at_test: sample draws
-        torch.manual_seed(seed_of(config.train.seed, self.epoch, 0, self.rank))
+        torch.manual_seed(seed_of(train.seed, self.epoch, 0, self.rank))
         return validate(
             self.evaluated_model,
-            setup.validation_sources,
-            setup.validation_transform,
-            setup.vocabulary,
+            self.setup.vocabulary,
+            self.setup.validation,
+            decoding=validation_decoding(self.config),
             device=self.device,
-            decoding=validation_decoding(config),
-            cache=setup.validation_cache,
-            decisive_source=config.train.val_source,
-            graphs=graphs_of_search(self.device) if config.train.compile != "off" else None,
+            graphs=graphs_of_search(self.device) if train.compile != "off" else None,
         )
 
     def _update_best(self, validation: Validation) -> None:
@@ -287,6 +295,65 @@ class Trainer:
             self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def save(self, name: str = "last") -> None:
-        """Write a model folder; `last` also holds all that a resumed run needs."""
-        with_state = name == "last"
-        from_first_process(lambda: save_checkpoint(self, self.run / name, with_state=with_state))
+        """Write a model folder; `last` also holds all that a resumed run needs.
+
+        Raises:
+            CheckpointError: The disk cannot hold it.
+        """
+        from_first_process(lambda: self._write(self.run / name, with_state=name == "last"))
+
+    def _write(self, folder: Path, *, with_state: bool) -> None:
+        setup = self.setup
+        state: dict[str, Any] = {
+            **{name: getattr(self, name) for name in COUNTERS},
+            "skipped_steps": int(self.skipped_steps),
+            "optimizer": self.optimizer.state_dict(),
+            "data": setup.data_digests,
+            "task": self.task.training_state(),
+        }
+        if self.averaged:  # the model file holds the averaged weights, and frozen stages are alike
+            state["raw"] = {
+                name: value
+                for name, value in self.model.state_dict().items()
+                if not name.startswith("encoder.backbone.") or self.config.encoder.trainable_from
+            }
+        save_model(
+            folder,
+            self.evaluated_model,
+            self.config,
+            setup.vocabulary,
+            card=model_card(self.config, self.figures, setup.data_digests),
+            training_state=state if with_state else None,
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Load a verified checkpoint; `prepare` has loaded its weights.
+
+        Raises:
+            CheckpointError: It does not belong to this recipe or these captions, or an earlier
+                version wrote it.
+        """
+        state, digests = load_training_state(folder), self.setup.data_digests
+        try:
+            if changed := [name for name in digests if state["data"][name] != digests[name]]:
+                raise CheckpointError(
+                    f"{folder}: this run began with other {' and '.join(changed)} than those that "
+                    "the settings of data name now; resume with its own, or start another run"
+                )
+            if self.averaged:
+                self.model.load_state_dict(state["raw"], strict=False)
+            groups = self.optimizer.state_dict()["param_groups"]  # settings are the recipe's
+            self.optimizer.load_state_dict(
+                {"state": state["optimizer"]["state"], "param_groups": groups}
+            )
+            self.task.load_training_state(state["task"])
+            state.setdefault("lr_drops", state.get("drops"))  # its name in earlier versions
+            for name in COUNTERS:
+                setattr(self, name, state[name])
+            self.skipped_steps.fill_(state["skipped_steps"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{folder}: does not fit this recipe or this version of captioner "
+                f"({error_summary(error, max_length=300)}); resume with the run's own settings, or "
+                "start another run with train.start_from set to this folder"
+            ) from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from captioner.config import DecodingConfig
@@ -21,13 +22,40 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis, SearchOptions, search
+from captioner.log import logger
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
 from captioner.runtime.parallel import prefetch
+from captioner.visualization import Caption, attention_sheet
 
 BATCH_SIZE = 25  # images; on a GPU, where the time is that of starting kernels, GPU_BATCH_SIZE
 GPU_BATCH_SIZE = 200
+EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
+FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
+FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
+SAME_CAPTIONS = 0.02  # share of distinct captions
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """The images of a validation, and how they are read.
+
+    Args:
+        sources: Images by the name of their source; ids are distinct among all.
+        cache: Features of the images, read instead of the images.
+        decisive_source: Source whose metrics stand without a prefix; None takes the mean.
+    """
+
+    sources: dict[str, list[CaptionedImage]]
+    transform: ImageTransform
+    cache: FeatureCache | None = None
+    decisive_source: str | None = None
+
+    @property
+    def images(self) -> list[CaptionedImage]:
+        """The images of all sources."""
+        return [image for images in self.sources.values() for image in images]
 
 
 @dataclass(frozen=True)
@@ -36,9 +64,10 @@ class Validation:
 
     Args:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
-            METRIC for what decides: their mean, or that of the chosen source.
+            METRIC for what decides: their mean, or that of the decisive source.
         hypotheses: Search result of each readable image. In processes but the first, all but the
             figures is empty.
+        unreadable: Paths of the other images, and why they cannot be read.
     """
 
     figures: dict[str, float]
@@ -56,47 +85,39 @@ def validation_decoding(config: Config) -> DecodingConfig:
 
 def validate(
     model: CaptionModel,
-    sources: Mapping[str, Sequence[CaptionedImage]],
-    transform: ImageTransform,
     vocabulary: Vocabulary,
+    data: ValidationData,
     *,
-    device: torch.device,
     decoding: DecodingConfig,
-    cache: FeatureCache | None = None,
-    decisive_source: str | None = None,
+    device: torch.device,
     graphs: GraphCache | None = None,
 ) -> Validation:
     """Caption every readable image and score the captions.
 
-    Several processes share the images; process 0 scores the captions. The others return the
-    figures alone.
+    Several processes share the images; process 0 scores the captions.
 
     Args:
         model: Put into evaluation mode.
-        sources: The images of each source, by its name; ids are distinct among all.
         decoding: Settings of the search.
-        cache: Features of the images, instead of the images.
-        decisive_source: Source whose metrics stand without a prefix; None takes the mean.
         graphs: CUDA graphs of the search, if it may record some.
 
     Raises:
         ImageError: Not one image can be read.
     """
     model.eval()
-    images = [image for members in sources.values() for image in members]
+    images, cache = data.images, data.cache
     options = SearchOptions.from_config(decoding, vocabulary)
-    share = range(rank(), len(images), world_size())
 
     def read(index: int) -> Tensor | str:
         """Return the input of an image, or why it cannot be read."""
         try:
             if cache is not None:
                 return cache.read(index, 0)
-            return transform(open_image(images[index].path))[0]
+            return data.transform(open_image(images[index].path))[0]
         except ImageError as error:
             return str(error)
 
-    inputs = iter(prefetch(read, share, device))
+    inputs = iter(prefetch(read, range(rank(), len(images), world_size()), device))
     size = GPU_BATCH_SIZE if device.type == "cuda" else BATCH_SIZE
     found: list[Hypothesis | str] = []
     grid_shape = (0, 0)
@@ -110,52 +131,40 @@ def validate(
         found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
     everyone = gathered(found)
     grid_shape = max(gathered([grid_shape]), default=grid_shape)
-    hypotheses: dict[int | str, Hypothesis] = {}
-    unreadable: list[tuple[str, str]] = []
-    for image, result in zip(images, everyone, strict=False):  # elsewhere than in process 0: none
-        if isinstance(result, Hypothesis):
-            hypotheses[image.image_id] = result
-        else:
-            unreadable.append((str(image.path), result))
-
+    pairs = list(zip(images, everyone, strict=False))  # elsewhere than in process 0: none
+    hypotheses = {i.image_id: each for i, each in pairs if isinstance(each, Hypothesis)}
+    unreadable = [(str(i.path), reason) for i, reason in pairs if isinstance(reason, str)]
     captions = {
         image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
         for image_id, hypothesis in hypotheses.items()
     }
-    figures = from_first_process(lambda: _figures(captions, hypotheses, sources, decisive_source))
+    figures = from_first_process(lambda: _figures(captions, list(hypotheses.values()), data))
     return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 
 
 def _figures(
-    captions: dict[int | str, str],
-    hypotheses: dict[int | str, Hypothesis],
-    sources: Mapping[str, Sequence[CaptionedImage]],
-    decisive_source: str | None,
+    captions: dict[int | str, str], hypotheses: list[Hypothesis], data: ValidationData
 ) -> dict[str, float]:
     """Return the scores and statistics of the generated captions."""
-    if not hypotheses:
-        raise ImageError("none of the validation photos can be read")
-    by_source: dict[str, dict[str, float]] = {}
-    for source, images in sources.items():
-        references = {i.image_id: i.captions for i in images if i.image_id in captions}
-        if references:
-            readable = {image_id: captions[image_id] for image_id in references}
-            by_source[source] = dict(quick_scores(readable, references))
-    if decisive_source is not None and decisive_source not in by_source:
-        raise ImageError(f"none of the validation photos of {decisive_source} can be read")
-    # What decides about the best checkpoint has no prefix.
-    decisive = [by_source[decisive_source]] if decisive_source else list(by_source.values())
+    by_source = {
+        source: quick_scores({image_id: captions[image_id] for image_id in readable}, readable)
+        for source, images in data.sources.items()
+        if (readable := {i.image_id: i.captions for i in images if i.image_id in captions})
+    }
+    decisive = [s for name, s in by_source.items() if data.decisive_source in (None, name)]
+    if not decisive:
+        raise ImageError("none of the validation photos that choose the best model can be read")
     figures = {
         name: sum(scores[name] for scores in decisive) / len(decisive)
         for name in decisive[0]
         if all(name in scores for scores in decisive)  # no CIDEr where a source has one image
     }
-    if len(sources) > 1:
+    if len(data.sources) > 1:
         for source, scores in by_source.items():
             figures |= {f"{source}/{name}": value for name, value in scores.items()}
-    figures |= generated_attention_statistics(list(hypotheses.values()))
+    figures |= generated_attention_statistics(hypotheses)
     figures["distinct_captions"] = len(set(captions.values())) / len(captions)
-    figures["words"] = sum(len(h.tokens) for h in hypotheses.values()) / len(hypotheses)
+    figures["words"] = sum(len(h.tokens) for h in hypotheses) / len(hypotheses)
     return figures
 
 
@@ -171,10 +180,60 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
         changes.append(0.5 * np.abs(np.diff(maps, axis=0)).sum(1))
         if hypothesis.beta is not None:
             betas.append(hypothesis.beta)
-    statistics = {"attention_entropy": float(np.concatenate(entropies).mean())}
-    change = np.concatenate(changes)
-    if len(change):
-        statistics["attention_change"] = float(change.mean())
-    if betas:
-        statistics["beta"] = float(np.concatenate(betas).mean())
-    return statistics
+    parts = {"attention_entropy": entropies, "attention_change": changes, "beta": betas}
+    joined = {name: np.concatenate(values) for name, values in parts.items() if values}
+    return {name: float(values.mean()) for name, values in joined.items() if len(values)}
+
+
+def print_validation(
+    epoch: int, step: int, validation: Validation, config: Config, warned: set[str]
+) -> None:
+    """Print the main figures of an epoch, and a warning for each new sign of collapse.
+
+    Args:
+        epoch, step: Number of those that are done.
+        warned: Signs that were reported; new ones are added.
+    """
+    figures = validation.figures
+    names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
+    logger.info(
+        f"epoch {epoch} (beam {validation_decoding(config).beam_size}): "
+        + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+        + f", {figures['distinct_captions']:.0%} distinct captions"
+    )
+    attends = config.decoder.kind != "mean" and step >= max(EARLY_STEPS, config.optim.warmup_steps)
+    entropy, change = figures["attention_entropy"], figures.get("attention_change", 1.0)
+    signs = {}
+    if attends and entropy > FLAT_ENTROPY:
+        signs["flat"] = (
+            f"attention is flat: its entropy is {entropy:.3f} of the uniform map's; "
+            "lower loss.doubly_stochastic or the learning rate"
+        )
+    elif attends and change < FROZEN_CHANGE:
+        signs["frozen"] = (
+            f"attention is frozen: its maps hardly change from word to word ({change:.4f}); "
+            "train longer or lower loss.doubly_stochastic"
+        )
+    distinct = figures["distinct_captions"]
+    if len(validation.captions) >= 50 and distinct < SAME_CAPTIONS:
+        signs["same"] = (
+            f"the captions are nearly all the same ({distinct:.1%} distinct); "
+            "check the learning rate and that photos and captions belong together"
+        )
+    for sign in signs.keys() - warned:
+        logger.warning(f"warning: {signs[sign]}")
+    warned |= signs.keys()
+
+
+def sample_sheets(
+    validation: Validation, data: ValidationData, vocabulary: Vocabulary, count: int
+) -> list[Image.Image]:
+    """Draw the attention of the first `count` images, as far as they could be read."""
+    sheets = []
+    for entry in data.images[:count]:
+        if hypothesis := validation.hypotheses.get(entry.image_id):
+            image = open_image(entry.path)
+            words, (_, geometry) = vocabulary.decode(hypothesis.tokens), data.transform(image)
+            caption = Caption.from_hypothesis(hypothesis, words, geometry, validation.grid_shape)
+            sheets.append(attention_sheet(image, caption))
+    return sheets

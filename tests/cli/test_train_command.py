@@ -83,7 +83,7 @@ def test_the_run_folder_holds_the_promised_files(whole: Whole, table: Path) -> N
     run, _ = whole
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     folders = {"best", "last", "previous", "tensorboard"}
-    assert names == {"complete", "config.yaml", "metrics.jsonl", *folders}
+    assert names == {"config.yaml", "metrics.jsonl", *folders}
     expected = tiny.recipe(table, run, train__checkpoint_every=3, train__samples=1)
     assert from_yaml(Config, (run / "config.yaml").read_text(encoding="utf-8")) == expected
     verify(run / "last", needs_state=True)

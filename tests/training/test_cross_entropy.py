@@ -162,7 +162,7 @@ def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cell
 ) -> None:
     own, targets, counts = random_batch(lengths)
     other = random_batch(lengths, seed=1)[0]
-    loss, metrics = attention_effect_loss(own, other, targets, counts, effect=0.8, words=10.0)
+    loss, metric = attention_effect_loss(own, other, targets, counts, effect=0.8, words=10.0)
     lost = [0.0] * len(lengths)
     rows = zip(places(lengths), own.logits.tolist(), other.logits.tolist(), strict=True)
     for (n, t), with_own, with_other in rows:
@@ -170,7 +170,7 @@ def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cell
         lost[n] += plain_log_probs(with_own)[word] - plain_log_probs(with_other)[word]
     expected = sum(abs(0.8 * length - each) for length, each in zip(lengths, lost, strict=True))
     assert float(loss.detach()) == pytest.approx(expected / 10, rel=1e-12)
-    assert float(metrics["random_cell_loss"]) == pytest.approx(sum(lost) / 10, rel=1e-12)
+    assert float(metric) == pytest.approx(sum(lost) / 10, rel=1e-12)
     loss.backward()
     assert own.logits.grad is None
     assert other.logits.grad is not None

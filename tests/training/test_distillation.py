@@ -35,47 +35,33 @@ def recipe(table: Path, run: Path, teachers: tuple[str, ...], **changed: object)
     return tiny.recipe(table, run, loss__teachers=teachers, train__seed=3, **changed)
 
 
-def test_teachers_give_the_mean_of_their_probabilities(table, tmp_path, teachers) -> None:
-    setup = prepare(recipe(table, tmp_path, teachers), CPU)
-    batch = setup.dataset[(0, range(6))].to(CPU)
-    models = [load_model(Path(name))[0].eval() for name in teachers]
-    taught = Teachers(models)(batch).probs
-    words = int(batch.lengths.sum())
-    assert taught.shape == (words, len(setup.vocabulary))
-    with torch.no_grad():
-        logits = [
-            model(
-                model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths
-            ).logits.tolist()
-            for model in models
-        ]
-    for word in range(words):
-        both = [plain.softmax(of_model[word]) for of_model in logits]
-        mean = [sum(pair) / 2 for pair in zip(*both, strict=True)]
-        assert taught[word].tolist() == pytest.approx(mean, rel=1e-4, abs=1e-7)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_teachers_give_the_mean_of_their_attention_as_sharp_as_the_students(
+def test_teachers_give_the_mean_of_their_words_and_of_attention_as_sharp_as_the_students(
     table, tmp_path, teachers, temperature: float
 ) -> None:
     setup = prepare(recipe(table, tmp_path, teachers), CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
     models = [load_model(Path(name))[0].eval() for name in teachers]
-    maps = Teachers(models, attention=True, temperature=temperature)(batch).maps
+    taught = Teachers(models, attention=True, temperature=temperature)(batch)
     with torch.no_grad():
         read = [
-            model(model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths).maps
+            model(model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths)
             for model in models
         ]
-    assert maps.shape == read[0].shape
+    for word, probs in enumerate(taught.probs.tolist()):
+        both = [plain.softmax(of_model.logits[word].tolist()) for of_model in read]
+        mean = [sum(pair) / 2 for pair in zip(*both, strict=True)]
+        assert probs == pytest.approx(mean, rel=1e-4, abs=1e-7)
+    assert len(taught.probs) == int(batch.lengths.sum())
     for caption, length in enumerate(batch.lengths.tolist()):
-        assert not maps[caption, length:].any(), "nothing where a caption has ended"
+        assert not taught.maps[caption, length:].any(), "nothing where a caption has ended"
         for word in range(length):
-            both = [of_model[caption, word].tolist() for of_model in read]
+            both = [of_model.maps[caption, word].tolist() for of_model in read]
             powers = [((a + b) / 2) ** (1 / temperature) for a, b in zip(*both, strict=True)]
             expected = [power / sum(powers) for power in powers]
-            assert maps[caption, word].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-7)
+            assert taught.maps[caption, word].tolist() == pytest.approx(
+                expected, rel=1e-4, abs=1e-7
+            )
 
 
 def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teachers) -> None:
@@ -100,8 +86,9 @@ def test_a_teacher_may_have_fine_tuned_other_stages(table: Path, tmp_path: Path,
     earlier = replace(config, encoder=replace(config.encoder, trainable_from=stage))
     save_model(tmp_path / "earlier", model, earlier, vocabulary, card="#")
     teacher = (str(tmp_path / "earlier"),)
-    cached = recipe(table, tmp_path / "run", teacher, data__cache=str(tmp_path / "cache"))
-    setup = prepare(cached, CPU, Path(teachers[0]))
+    cache = {"train__start_from": teachers[0], "data__cache": str(tmp_path / "cache")}
+    cached = recipe(table, tmp_path / "run", teacher, **cache)
+    setup = prepare(cached, CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
     assert batch.from_frozen
     taught = setup.task.teachers(batch).probs

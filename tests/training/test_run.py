@@ -56,7 +56,7 @@ def test_a_model_is_not_overwritten_by_a_run(
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(whole / "best", model / folder)
-    with pytest.raises(ConfigError, match=r"train\.output: .* holds a model"):
+    with pytest.raises(ConfigError, match=r"train\.output: .* holds a run or a model"):
         train(tiny.recipe(table, model))
     verify(model / folder)
 
@@ -176,7 +176,7 @@ def test_the_early_end_of_a_run_is_reported(
     assert "stopped: 2 epochs without a better CIDEr than that of epoch 1" in error
 
 
-@pytest.mark.parametrize("where", ["validate", "log_samples"])
+@pytest.mark.parametrize("where", ["validate", "sample_sheets"])
 def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     where: str, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

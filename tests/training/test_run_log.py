@@ -26,7 +26,7 @@ def events(run: Path) -> object:
 
 
 def test_an_entry_is_one_line_of_json_and_a_scalar_in_tensorboard(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "new" / "run", resume_step=0)
+    log = RunLog(tmp_path / "new" / "run", 0)
     log.write("train", 1, {"epoch": 0, "total": 2.5, "note": "text", "norm": float("inf")})
     log.write("validation", 2, {"epoch": 0, "CIDEr": 0.25})
     log.pictures(2, [Image.new("RGB", (8, 6), "red"), Image.new("RGB", (4, 4))])
@@ -44,7 +44,7 @@ def test_an_entry_is_one_line_of_json_and_a_scalar_in_tensorboard(tmp_path: Path
 
 
 def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) -> None:
-    log = RunLog(tmp_path, resume_step=0)
+    log = RunLog(tmp_path, 0)
     for step in range(1, 6):
         log.write("train", step, {"total": 1.0})
     log.write("validation", 5, {"CIDEr": 0.1})
@@ -53,7 +53,7 @@ def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) 
         file.write('{"kind": "train", "step": 3, "tot')  # a crash cut it short
     # TensorBoard orders files by the second in their names, then by a number written as text.
     time.sleep(1.1)
-    log = RunLog(tmp_path, resume_step=3)
+    log = RunLog(tmp_path, 3)
     assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3]
     for step in (4, 5):
         log.write("train", step, {"total": 2.0})
@@ -72,5 +72,5 @@ def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) 
 def test_a_damaged_line_is_forgotten_and_the_others_stay(line: bytes, tmp_path: Path) -> None:
     good = b'{"kind": "train", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n" + good)
-    RunLog(tmp_path, resume_step=5).close()
+    RunLog(tmp_path, 5).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == good + good

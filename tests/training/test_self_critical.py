@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config.settings import SelfCriticalConfig
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
@@ -106,14 +107,14 @@ def test_captions_are_drawn_with_the_model_s_probabilities(model: Model) -> None
 
 
 @pytest.mark.parametrize("baseline", ["greedy", "leave_one_out"])
-def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: str) -> None:
+def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: Any) -> None:
     """Against the exact gradient over all captions of one or two words, end tokens included.
 
     The end is never first: at the first word the model's shares are those among the words. The
     images of the batch differ, and so do their captions.
     """
     reward = CiderD(REFERENCES)
-    task = SelfCriticalTask(model, reward, VOCABULARY, samples=4, baseline=baseline, max_words=2)
+    task = SelfCriticalTask(model, reward, VOCABULARY, SelfCriticalConfig(4, baseline), max_words=2)
     parameters = list(model.parameters())
 
     def flat(loss: torch.Tensor) -> torch.Tensor:
@@ -174,7 +175,7 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
 
     model.encoder = encoder
     task = SelfCriticalTask(
-        model, CiderD(REFERENCES), VOCABULARY, samples=400, baseline="leave_one_out", max_words=6
+        model, CiderD(REFERENCES), VOCABULARY, SelfCriticalConfig(400), max_words=6
     )
     calls: list[Any] = []
     model.register_forward_hook(lambda *call: calls.append(call))
@@ -195,7 +196,7 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
 def test_the_weight_of_a_source_is_a_factor_on_its_images_advantages(model: Model) -> None:
     """Two captions of the first image, which weighs 3; the second weighs 1, or nothing."""
     task = SelfCriticalTask(
-        model, CiderD(REFERENCES), VOCABULARY, samples=4, baseline="leave_one_out", max_words=4
+        model, CiderD(REFERENCES), VOCABULARY, SelfCriticalConfig(4), max_words=4
     )
     plain = replace(
         images(2), image_index=torch.tensor([0, 1, 0]), image_seeds=torch.tensor([5, 8])

@@ -35,13 +35,13 @@ def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
     assert "zebra" not in setup.vocabulary
     assert "yak" not in setup.vocabulary
     assert len(setup.dataset) == 24
-    assert len(setup.validation) == 3
+    assert len(setup.validation.images) == 3
 
 
 def test_one_validation_photo_has_no_cider(table: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.metric: CIDEr of a single validation photo"):
         ready(table, train__val_photos=1)
-    assert len(ready(table, train__val_photos=1, train__metric="Bleu_4").validation) == 1
+    assert len(ready(table, train__val_photos=1, train__metric="Bleu_4").validation.images) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_training_photos_are_augmented_and_validation_photos_are_not(table: Path
     setup = ready(table)
     assert setup.dataset.transform.augmentation is not None
     assert setup.dataset.transform.augmentation.flip == 0.5
-    assert setup.validation_transform.augmentation is None
+    assert setup.validation.transform.augmentation is None
 
 
 def test_training_views_may_be_smaller_than_the_model_s_input(table: Path) -> None:
     setup = ready(table, data__view_scale=0.75, preprocess__height_px=64, preprocess__width_px=96)
     photo = Image.new("RGB", (40, 30))
     assert setup.dataset.transform(photo)[0].shape == (3, 48, 72)
-    assert setup.validation_transform(photo)[0].shape == (3, 64, 96)
+    assert setup.validation.transform(photo)[0].shape == (3, 64, 96)
 
 
 def test_the_same_seed_gives_the_same_first_weights(table: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
 
 from captioner.checkpoint import load_model, save_model
+from captioner.config.settings import Config
 from captioner.data.images import open_image
 from captioner.errors import DataError
 from captioner.models.build import build_model
@@ -28,9 +30,13 @@ def before(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(recipe)
 
 
+def starting_from(start: Path, table: Path, tmp_path: Path, **changed: Any) -> Config:
+    return tiny.recipe(table, tmp_path / "run", train__start_from=str(start), **changed)
+
+
 def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Path, before) -> None:
-    recipe = tiny.recipe(table, tmp_path / "run", train__epochs=1)
-    fresh, started = prepare(recipe, CPU), prepare(recipe, CPU, before)
+    fresh = prepare(tiny.recipe(table, tmp_path / "run"), CPU)
+    started = prepare(starting_from(before, table, tmp_path), CPU)
     model, _, vocabulary = load_model(before)
     known, words = len(vocabulary), len(fresh.vocabulary)
     assert started.vocabulary.tokens[:known] == vocabulary.tokens
@@ -50,9 +56,9 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
 
 
 def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Path, before) -> None:
-    recipe = tiny.recipe(table, tmp_path / "run", data__min_count=1000)  # no new words
-    alone = replace(recipe, train=replace(recipe.train, start_with="vocabulary"))
-    started = prepare(alone, CPU, before)
+    no_new_words = {"data__min_count": 1000}
+    recipe = starting_from(before, table, tmp_path, train__start_with="vocabulary", **no_new_words)
+    started = prepare(recipe, CPU)
     model, _, vocabulary = load_model(before)
     assert started.vocabulary.tokens == vocabulary.tokens
     torch.manual_seed(recipe.train.seed)
@@ -69,7 +75,7 @@ def test_captions_with_few_known_words_are_reported_and_with_none_refused(
 ) -> None:
     french = tmp_path / "french"
     shutil.copytree(table, french)
-    recipe = tiny.recipe(french, tmp_path / "run", data__min_count=1000)  # no new words
+    recipe = starting_from(before, french, tmp_path, data__min_count=1000)  # no new words
     heading, *rows = (table / "captions.csv").read_text().splitlines()
 
     def write(caption: str) -> None:
@@ -78,11 +84,11 @@ def test_captions_with_few_known_words_are_reported_and_with_none_refused(
         (french / "captions.csv").write_text("\n".join([heading, *lines]) + "\n")
 
     write("un deux trois disc")
-    prepare(recipe, CPU, before)
+    prepare(recipe, CPU)
     assert f"{before}: the vocabulary knows 25% of the words" in capsys.readouterr().err
     write("un deux trois")
     with pytest.raises(DataError, match="knows none of the words"):
-        prepare(recipe, CPU, before)
+        prepare(recipe, CPU)
 
 
 def test_the_cache_holds_features_of_the_weights_started_from(
@@ -93,23 +99,19 @@ def test_the_cache_holds_features_of_the_weights_started_from(
         for parameter in model.encoder.backbone.parameters():
             parameter.mul_(1.5)
     save_model(tmp_path / "changed", model, config, vocabulary, card="#")
-    recipe = tiny.recipe(table, tmp_path / "run", data__cache=str(tmp_path / "cache"))
-    started = prepare(recipe, CPU, tmp_path / "changed")
-    assert started.validation_cache is not None
-    photo = started.validation_transform(open_image(started.validation[0].path))[0]
+    cache = {"data__cache": str(tmp_path / "cache")}
+    found = prepare(starting_from(tmp_path / "changed", table, tmp_path, **cache), CPU).validation
+    assert found.cache is not None
+    photo = found.transform(open_image(found.images[0].path))[0]
     seen = model.encoder.eval().frozen_features(photo.unsqueeze(0))[0]
-    torch.testing.assert_close(
-        started.validation_cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3
-    )
+    torch.testing.assert_close(found.cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3)
 
 
 def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(
     table: Path, tmp_path: Path, before
 ) -> None:
     shutil.copytree(before, tmp_path / "start")
-    recipe = tiny.recipe(
-        table, tmp_path / "run", train__start_from=str(tmp_path / "start"), train__epochs=1
-    )
+    recipe = starting_from(tmp_path / "start", table, tmp_path, train__epochs=1)
     train(recipe)
     once = load_model(tmp_path / "run" / "last")[0].state_dict()
     shutil.rmtree(tmp_path / "start")

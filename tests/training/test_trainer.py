@@ -116,7 +116,7 @@ def test_a_finished_run_resumed_ends_at_once(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert train(tiny.recipe(tmp_path / "no data", run), resume=True) == run / "best"
+    assert train(tiny.recipe(table, run), resume=True) == run / "best"
     assert "this run has ended after epoch 2" in capsys.readouterr().err
     assert tiny.log_entries(run) == tiny.log_entries(whole)
     assert weights(run) == weights(whole)
@@ -283,7 +283,7 @@ def test_an_unreadable_training_photo_is_named_once_and_left_out(
 def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> None:
     before = weights(whole)
     with pytest.raises(
-        CaptionerError, match=r"^train.output: .* already holds a run; add --resume"
+        CaptionerError, match=r"^train.output: .* already holds a run or a model; add --resume"
     ):
         train(tiny.recipe(table, whole))
     assert weights(whole) == before

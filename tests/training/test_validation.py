@@ -19,7 +19,7 @@ from captioner.data.layouts import read_split
 from captioner.data.transforms import image_transform
 from captioner.evaluation.metrics import quick_scores
 from captioner.training import validation
-from captioner.training.validation import Validation, validate
+from captioner.training.validation import Validation, ValidationData, validate
 
 
 @pytest.fixture
@@ -36,14 +36,13 @@ def evaluate(captioner: Captioner, photos: list[CaptionedImage], **changed: Any)
     decoding: dict[str, Any] = {"beam_size": 3, "max_words": 12, "length_penalty": 0.0}
     fields = {field.name for field in dataclasses.fields(DecodingConfig)}
     decoding |= {name: changed.pop(name) for name in fields & changed.keys()}
+    sources = changed.pop("sources", {"photos": photos})
     return validate(
         captioner.model,
-        changed.pop("sources", {"photos": photos}),
-        captioner.transform,
         captioner.vocabulary,
+        ValidationData(sources, captioner.transform, **changed),
         device=torch.device("cpu"),
         decoding=replace(captioner.config.decoding, **decoding),
-        **changed,
     )
 
 
