@@ -222,7 +222,7 @@ def print_validation(
         )
     for sign in signs.keys() - warned:
         logger.warning(f"warning: {signs[sign]}")
-    warned |= signs.keys()
+    warned.update(signs)
 
 
 def sample_sheets(

@@ -34,7 +34,7 @@ def test_the_vocabulary_is_of_the_training_captions_alone(table: Path) -> None:
     assert "disc" in setup.vocabulary
     assert "zebra" not in setup.vocabulary
     assert "yak" not in setup.vocabulary
-    assert len(setup.dataset) == 24
+    assert len(setup.dataset.captions) == 24
     assert len(setup.validation.images) == 3
 
 
