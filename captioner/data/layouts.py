@@ -22,11 +22,6 @@ from captioner.registry import DATA_FORMATS
 from captioner.storage import is_url
 
 AUTO = "auto"
-LAYOUTS_PAGE = "docs/data.md"  # the table of layouts
-_HINTS = {
-    ".xlsx .xls .ods .numbers": "save a spreadsheet as CSV first",
-    ".zip .gz .tgz .7z .rar": "unpack an archive first",
-}
 # Folders next to which the rest of a data set lies.
 _FOLDERS_OF_CAPTIONS = frozenset(("annotations", "captions", "caption_datasets", "flickr8k_text"))
 _FOLDERS_OF_IMAGES = frozenset(
@@ -329,11 +324,10 @@ def _not_recognised(data: DataFiles) -> str:
         others = [data.relative(path) for path in data.tree.others]
         files = f"these other files: {listed(others, 5)}" if others else "no other files"
         parts.append(f"it has {len(data.tree.images)} photos and {files}")
-    suffixes = {path.suffix.lower() for path in data.candidates("*")}
-    parts += [hint for kinds, hint in _HINTS.items() if suffixes & set(kinds.split())]
     parts += [
         f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
         "--image-column and --caption-column, or write the heading image,caption above)"
         for path, columns in headings(data)
     ]
-    return "; ".join(parts) + f". The layouts are listed in {LAYOUTS_PAGE}"
+    end = "Unpack archives and save spreadsheets as CSV; the layouts are listed in docs/data.md"
+    return f"{'; '.join(parts)}. {end}"

@@ -35,7 +35,12 @@ def table_records(path: Path, bad: list[str]) -> Iterator[Record]:
     """Yield the rows of a table; `bad` receives a sentence for each that cannot be read."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        yield from enumerate(_parquet_rows(path), start=1)
+        with needs_extra(f"{path}", "batch"):
+            import pyarrow.parquet as pq
+        try:
+            yield from enumerate(pq.read_table(path).to_pylist(), start=1)
+        except (ValueError, OSError) as error:  # pyarrow's are of these kinds
+            raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
     elif suffix not in (".json", ".jsonl", ".ndjson"):
         yield from _delimited_records(path, bad)
     else:
@@ -179,13 +184,3 @@ def _is_image_with_captions(name: str, value: Any) -> bool:
     if isinstance(value, str):  # a name may lack its suffix, but a caption has several words
         return _names_an_image(name) or value.count(" ") > 1
     return isinstance(value, (dict, list))
-
-
-def _parquet_rows(path: Path) -> list[Any]:
-    with needs_extra(f"{path}", "batch"):
-        import pyarrow.parquet as pq
-    try:
-        rows: list[Any] = pq.read_table(path).to_pylist()
-    except (ValueError, OSError) as error:  # pyarrow's are of these kinds
-        raise DataError(f"{path} is no Parquet file that can be read ({error})") from None
-    return rows

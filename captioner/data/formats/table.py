@@ -105,10 +105,9 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
 def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
     """Yield the files that would be tables if it were known which columns to read."""
     for path in _possible_tables(data):
-        with contextlib.suppress(DataError):
-            columns = _columns_of(path)
-            if len(columns) > 1 and path.suffix.lower() != ".txt":
-                yield path, columns
+        columns = _columns_of(path)
+        if columns and columns[1:] and path.suffix.lower() != ".txt":
+            yield path, columns
 
 
 def _possible_tables(data: DataFiles) -> list[Path]:
@@ -131,22 +130,20 @@ def _possible_tables(data: DataFiles) -> list[Path]:
 def _is_table(path: Path, data: DataFiles) -> bool:
     """Return whether a file has images and captions, or is a damaged or empty table by its name."""
     named_so = data.named_file is not None or path.suffix.lower() in (".csv", ".jsonl", ".tsv")
-    try:
-        columns = _columns_of(path)
-    except DataError:
-        return named_so
+    columns = _columns_of(path)
     if not columns:
-        return named_so and path.suffix.lower() != ".json"
+        return named_so and (columns is None or path.suffix.lower() != ".json")
     return _chosen_columns(columns, data) is not None
 
 
-def _columns_of(path: Path) -> list[str]:
-    """Return the columns of a table by its first row; of a file that is none, an empty list."""
+def _columns_of(path: Path) -> list[str] | None:
+    """Return the columns by the first row, none of an empty table; None if it is damaged."""
     bad: list[str] = []
-    first = next(table_records(path, bad), None)
-    if bad:
-        raise DataError(bad[0])
-    return [] if first is None else list(first[1])
+    try:
+        first = next(table_records(path, bad), None)
+    except DataError:
+        return None
+    return None if bad else list(first[1]) if first else []
 
 
 def _split_of_file(path: Path) -> str:
