@@ -347,19 +347,6 @@ def test_captions_that_stand_for_none_are_left_out_and_counted(tmp_path: Path) -
 # --------------------------------------------------------------------------------------- Real data
 
 
-def test_the_real_flickr8k_has_its_official_sizes(shared_data: Path) -> None:
-    root = shared_data / "flickr8k"
-    train = read_split(format="flickr8k", root=root, split="train")
-    val = read_split(format="flickr8k", root=root, split="val")
-    assert (len(train.images), len(val.images)) == (6000, 1000)
-    assert not train.missing
-    assert not val.missing
-    assert {len(photo.captions) for photo in train.images + val.images} == {5}
-    assert len(set(ids(train) + ids(val))) == 7000
-    assert names(train)[0] == "2513260012_03d33305cf.jpg"
-    assert train.images[0].captions[0] == "A black dog is running after a white dog in the snow ."
-
-
 def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(shared_data: Path) -> None:
     root, lists = shared_data / "coco-tiny", shared_data / "coco-splits"
     both = read_split(format="coco", root=root, split="train2017+val2017")
