@@ -150,15 +150,13 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
         "maps": job.maps,
         **job.search,
     }
-    if before is not None and before != settings:
-        named = ", ".join(
-            f"{key} {before.get(key)}, not {settings.get(key)}"
-            for key in {**before, **settings}
-            if before.get(key) != settings.get(key)
-        )
-        raise CaptionerError(
-            f"{output.name} was begun with other settings ({named}); choose another --output"
-        )
+    if before is not None:
+        keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if keys:
+            named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
+            raise CaptionerError(
+                f"{output.name} was begun with other settings ({named}); choose another --output"
+            )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return replace(job, settings=digest), settings
 
