@@ -15,13 +15,12 @@ Result = TypeVar("Result")
 class Batcher:
     """Collects items of equal key and processes up to `max_batch` of them in one call.
 
-    An item waits `wait_s` for others, and then until a thread is free; meanwhile more accumulate.
     Where a batch of several items fails, each item is tried alone, so that one bad image fails no
     other request. An item whose caller was cancelled is dropped.
 
     Args:
         max_batch: Most items in a batch.
-        wait_s: Seconds that an item waits for others.
+        wait_s: Seconds that an item waits for others, before it waits for a free thread.
         passes: Batches at once, each in a thread of its own.
         observe: Called with the size of each batch.
     """

@@ -28,14 +28,7 @@ class ProblemBody(BaseModel):
 
 
 class Problem(HTTPException):
-    """A request that is answered with a problem document.
-
-    Args:
-        status: HTTP status.
-        detail: One sentence for the client.
-        errors: The name and detail of each option that cannot be used.
-        headers: Of the response.
-    """
+    """A request that is answered with a problem document, whose fields ProblemBody explains."""
 
     def __init__(
         self,
@@ -70,11 +63,9 @@ def option_problem(name: str, detail: str) -> Problem:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    if not isinstance(error, Problem):
-        path = request.url.path
-        detail = {404: f"there is nothing at {path}", 405: f"{path} does not take {request.method}"}
-        text = detail.get(error.status_code, error.detail)
-        error = Problem(error.status_code, text, headers=error.headers)
+    if not isinstance(error, Problem):  # of FastAPI itself, such as 404
+        detail = f"{error.detail}: {request.method} {request.url.path}"
+        error = Problem(error.status_code, detail, headers=error.headers)
     return error.response()
 
 

@@ -64,9 +64,6 @@ class BrowserRules:
     A browser sends them with `Sec-Fetch-Site` and mostly with `Origin`; the order of the checks is
     that of Go's `net/http.CrossOriginProtection`, applied to every method. Requests with neither
     header come from programs, and are let through, as is following a link to this server.
-
-    Args:
-        allowed_origins: Origins whose pages may send requests, as `https://example.org`.
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Sequence[str]) -> None:

@@ -70,8 +70,7 @@ class Service:
     async def captions(self, request: PhotoRequest[CaptionOptions]) -> dict[str, Any]:
         """Return the content of a `CaptionsAnswer`, or those for several photos."""
         options = request.options
-        name, captioner = self._model(options)
-        search = _search_options(captioner, options)
+        name, captioner, search = self._model(options)
         if options.num_captions > search.beam_size and not options.sample:
             raise option_problem(
                 "num_captions", f"is at most beam_size, which is {search.beam_size}"
@@ -91,7 +90,7 @@ class Service:
     async def scores(self, request: PhotoRequest[ScoreOptions]) -> dict[str, Any]:
         """Return the content of a `ScoreAnswer`, or those for several photos."""
         options = request.options
-        name, captioner = self._model(options)
+        name, captioner, _ = self._model(options)
         words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
 
         async def work(photo: Photo) -> dict[str, Any]:
@@ -111,8 +110,7 @@ class Service:
         if len(request.photos) > 1:
             raise option_problem("image", "a picture is of one photo; send a request for each")
         options = request.options
-        name, captioner = self._model(options)
-        search = _search_options(captioner, options)
+        name, captioner, search = self._model(options)
         if options.caption is not None:
             _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
         with self._deadline():
@@ -162,17 +160,18 @@ class Service:
                 "for less (a smaller beam_size, a shorter caption)",
             ) from None
 
-    def _model(self, options: ImageOptions) -> tuple[str, Captioner]:
-        """Return the name and the captioner of the model that the options choose."""
+    def _model(self, options: ImageOptions) -> tuple[str, Captioner, SearchOptions]:
+        """Return the model that a request chooses, and its settings replaced by the request's."""
         name = next(iter(self.models)) if options.model is None else options.model
         if name not in self.models:
             names = " or ".join(self.models)
             raise option_problem("model", f"there is no model '{name}'; use {names}")
-        captioner = self.models[name]
-        if options.at_test and not captioner.has_hard_attention:
-            detail = f"is for models with hard attention, and {name} has soft"
-            raise option_problem("at_test", detail)
-        return name, captioner
+        given = options.model_dump(include={field.name for field in fields(SearchOptions)})
+        try:
+            return name, self.models[name], self.models[name].options(**given)
+        except ConfigError as error:
+            setting, _, detail = str(error).partition(": ")
+            raise option_problem(setting, detail) from None
 
     async def _decode(self, photo: Photo, captioner: Captioner) -> Decoded:
         source = photo.source
@@ -213,18 +212,6 @@ class Service:
         return await self.batcher.run_alone(
             lambda: captioner.score(image, text, at_test=options.at_test)
         )
-
-
-def _search_options(
-    captioner: Captioner, options: CaptionOptions | PictureOptions
-) -> SearchOptions:
-    """Return the model's settings, replaced by those of the request."""
-    names = {field.name for field in fields(SearchOptions)}
-    try:
-        return captioner.options(**options.model_dump(include=names))
-    except ConfigError as error:
-        name, _, detail = str(error).partition(": ")
-        raise option_problem(name, detail) from None
 
 
 def decode(data: bytes, captioner: Captioner, max_pixels: int) -> Decoded:
