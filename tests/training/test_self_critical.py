@@ -77,35 +77,6 @@ REFERENCES = [
 ]
 
 
-def test_captions_are_drawn_with_the_model_s_probabilities(model: Model) -> None:
-    """All captions of up to two words, against how often each is drawn."""
-    model.eval()
-    inputs = images(1).inputs
-    grid = model.encoder(inputs, from_frozen=True)
-    torch.manual_seed(0)
-    tokens, lengths = sample(model.decoder, grid, samples=20000, max_words=2)
-    assert int(lengths.min()) >= 2, "the end is never first"
-    drawn = [tuple(row) for row in tokens[0].tolist()]
-    words = [4, 5, 6]
-    total = 0.0
-    for first, second in itertools.product(words, [*words, END]):
-        probability = 1.0
-        memory = model.decoder.prepare(grid)
-        state = model.decoder.start(memory)
-        read = torch.tensor([[VOCABULARY.start]])
-        for position, token in enumerate((first, second)):
-            logits, _, state = model.decoder.step(read, state, memory)
-            allowed = words if position == 0 else [*words, END]
-            shares = logits[0, 0, allowed].softmax(0)
-            probability *= shares[allowed.index(token)].item()
-            read = torch.tensor([[token]])
-        total += probability
-        share = drawn.count((first, second)) / len(drawn)
-        error = (probability * (1 - probability) / len(drawn)) ** 0.5
-        assert abs(share - probability) < 5 * error + 1e-9, (first, second)
-    assert total == pytest.approx(1)
-
-
 @pytest.mark.parametrize("baseline", ["greedy", "leave_one_out"])
 def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: Any) -> None:
     """Against the exact gradient over all captions of one or two words, end tokens included.
