@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -14,7 +15,7 @@ from typing import Any
 
 from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.checks import Markers, is_caption
-from captioner.data.image_finder import FolderTree, ImageFinder
+from captioner.data.image_finder import find_images, list_files
 from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
 from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError, listed
@@ -101,18 +102,27 @@ class DataFiles:
         folder = Path(self.root)
         while True:
             name = folder.absolute().name.lower()
-            images_alone = name in _FOLDERS_OF_IMAGES and not FolderTree(folder).others
+            images_alone = name in _FOLDERS_OF_IMAGES and not list_files(folder)[1]
             if not (os.path.isfile(folder) or images_alone or name in _FOLDERS_OF_CAPTIONS):
                 return folder
             folder = folder.absolute().parent
 
     @cached_property
-    def tree(self) -> FolderTree:
-        return FolderTree(self.folder)
+    def _listed(self) -> tuple[list[Path], list[Path]]:
+        return list_files(self.folder)
+
+    @property
+    def images(self) -> list[Path]:
+        return self._listed[0]
+
+    @property
+    def others(self) -> list[Path]:
+        """The files that are not images."""
+        return self._listed[1]
 
     def candidates(self, *patterns: str) -> list[Path]:
         """Return the file that the user names, or else the files below the root of these names."""
-        files = self.tree.others if self.named_file is None else [self.named_file]
+        files = self.others if self.named_file is None else [self.named_file]
         return [f for f in files if any(fnmatch(f.name.lower(), p.lower()) for p in patterns)]
 
     def json_files(self, *keys: str) -> list[Path]:
@@ -157,13 +167,13 @@ class CaptionedData:
         return self._annotations.images
 
     @cached_property
-    def _finder(self) -> ImageFinder:
+    def _found(self) -> dict[str, Path | None]:
         names = [image.name for image in self._named if isinstance(image.name, str)]
-        return ImageFinder(names, self._annotations.folders, self.data.tree)
+        return find_images(names, self._annotations.folders, self.data.images)
 
     def _file(self, image: NamedImage) -> ImagePath | None:
         """Return the file of an image; None where there is none."""
-        return self._finder.files[image.name] if isinstance(image.name, str) else image.name
+        return self._found[image.name] if isinstance(image.name, str) else image.name
 
     @cached_property
     def _markers(self) -> Markers:
@@ -210,7 +220,13 @@ class CaptionedData:
     def description(self) -> str:
         """Return in one line what was recognised and read."""
         on_disk = sum(self._file(image) is not None for image in self._named)
-        places = [place for place, _ in self._finder.elsewhere.most_common(3)]
+        folders, root = self._annotations.folders, self.data.folder
+        elsewhere = Counter(
+            os.path.relpath(path.parent, root)
+            for name, path in self._found.items()
+            if path and not any(path == folder / name for folder in folders)
+        )
+        places = ["its folder" if p == "." else f"{p}/" for p, _ in elsewhere.most_common(3)]
         found = f" in {' and '.join(places)}" if places else ""
         names = ", ".join(self.split_names)
         splits = f"splits {names}" if names else "no splits"
@@ -238,7 +254,7 @@ class CaptionedData:
         texts = [" ".join(text.split()) for text in named.captions]
         if self.data.strip_markers:
             texts = list(map(self._markers.stripped, texts))
-        path = self._file(named) or self._finder.folders[0] / str(named.name)
+        path = self._file(named) or self._annotations.folders[0] / str(named.name)
         image = CaptionedImage(path, tuple(filter(is_caption, texts)), named.image_id)
         return image, list(itertools.filterfalse(is_caption, texts))
 
@@ -267,7 +283,7 @@ class CaptionedData:
 
     def _none_on_disk(self, names: Sequence[str]) -> str:
         """Say that no image was found, where it was searched, and what lies there instead."""
-        first, folder, there = names[0], self.data.folder, self.data.tree.images
+        first, folder, there = names[0], self.data.folder, self.data.images
         if all(map(is_url, names)):
             return (
                 f"{self.data.root} names addresses such as {first}, and none of the {len(names)} "
@@ -277,8 +293,8 @@ class CaptionedData:
         found = f"there are {len(there) or 'no'} photos below {folder}{other}"
         return (
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
-            f"expected at {self._finder.folders[0] / first}; {found}. Put the photos there, or "
-            "correct the path or the names"
+            f"expected at {self._annotations.folders[0] / first}; {found}. Put the photos there, "
+            "or correct the path or the names"
         )
 
 
@@ -321,9 +337,9 @@ def _not_recognised(data: DataFiles) -> str:
     layout = "any layout that is recognised" if data.format == AUTO else f"format {data.format}"
     parts = [f"{data.root} holds no data set of {layout}"]
     if not os.path.isfile(data.root):
-        others = [data.relative(path) for path in data.tree.others]
+        others = [data.relative(path) for path in data.others]
         files = f"these other files: {listed(others, 5)}" if others else "no other files"
-        parts.append(f"it has {len(data.tree.images)} photos and {files}")
+        parts.append(f"it has {len(data.images)} photos and {files}")
     parts += [
         f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
         "--image-column and --caption-column, or write the heading image,caption above)"

@@ -18,7 +18,7 @@ def flickr8k(data: DataFiles) -> Recognised | None:
     for path in data.candidates("Flickr8k.token.txt"):
         return Recognised(f"Flickr8k: {data.relative(path)}", partial(_flickr8k, data, path))
     for path in data.candidates("captions.txt"):
-        in_images = any(image.parent.name == "Images" for image in data.tree.images[:1])
+        in_images = any(image.parent.name == "Images" for image in data.images[:1])
         if _heading(path).lower() == "image,caption" and in_images:
             title = f"Kaggle's Flickr8k: {data.relative(path)}"
             return Recognised(title, partial(_flickr8k, data, path))
@@ -49,7 +49,7 @@ def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
     """Read the captions, of the images in the split lists where there are any."""
     annotations = read_tables(data, [(captions, "")])
     images, folders = annotations.images, [data.folder / "images", *annotations.folders]
-    lists = [path for path in data.tree.others if path.match("Flickr_8k.*Images.txt")]
+    lists = [path for path in data.others if path.match("Flickr_8k.*Images.txt")]
     if lists:
         by_name = {str(image.name): image for image in images}
         images = []

@@ -20,16 +20,16 @@ def sidecars(data: DataFiles) -> Recognised | None:
     Folders called train, val and test in the root are splits. Ids are names from the root.
     """
     texts = _texts(data) if data.named_file is None else {}
-    few = len(texts) * 2 < len(data.tree.images) and data.format != "sidecars"
+    few = len(texts) * 2 < len(data.images) and data.format != "sidecars"
     if not texts or few:
         return None
 
     def read() -> Annotations:
-        names = [image.relative_to(data.folder).as_posix() for image in data.tree.images]
+        names = [image.relative_to(data.folder).as_posix() for image in data.images]
         splits = list(map(split_of_folder, names))
         if not all(splits):
             splits = [""] * len(names)
-        captions = [_captions(texts[i]) if i in texts else () for i in data.tree.images]
+        captions = [_captions(texts[i]) if i in texts else () for i in data.images]
         return Annotations(list(map(NamedImage, names, captions, names, splits)), [data.folder])
 
     return Recognised(f"{len(texts)} text or JSON files next to photos of the same name", read)
@@ -45,10 +45,10 @@ def _captions(path: Path) -> tuple[str, ...]:
 
 def _texts(data: DataFiles) -> dict[Path, Path]:
     """Return the text file of each image: a.txt or a.jpg.txt next to it, or else captions/a.txt."""
-    texts = [path for path in data.tree.others if path.suffix.lower() in _SUFFIXES]
+    texts = [path for path in data.others if path.suffix.lower() in _SUFFIXES]
     texts.sort(key=lambda path: _SUFFIXES.index(path.suffix.lower()))
     by_path = {path.with_suffix(""): path for path in texts}
-    images = data.tree.images
+    images = data.images
     pairs = {i: by_path.get(i.with_suffix("")) or by_path.get(i) for i in images}
     if not any(pairs.values()):
         stems, text_stems = Counter(i.stem for i in images), Counter(p.stem for p in texts)

@@ -114,12 +114,12 @@ def _possible_tables(data: DataFiles) -> list[Path]:
     """Return the files that may be tables: not the text of an image or of a tar file."""
     if data.named_file is not None:
         return [data.named_file] if data.named_file.suffix.lower() in _SUFFIXES else []
-    tars = [path for path in data.tree.others if path.suffix == ".tar"]
-    described = {path.with_suffix("") for path in [*data.tree.images, *tars]}
-    described |= {path.parent for path in data.tree.images}
+    tars = [path for path in data.others if path.suffix == ".tar"]
+    described = {path.with_suffix("") for path in [*data.images, *tars]}
+    described |= {path.parent for path in data.images}
     return [
         path
-        for path in data.tree.others
+        for path in data.others
         if path.suffix.lower() in _SUFFIXES
         and path.with_suffix("") not in described
         and not path.name.endswith("_stats.json")
