@@ -16,7 +16,6 @@ from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
     from captioner.data.captioned import Split
-    from captioner.data.checks import ImageFacts
     from captioner.data.layouts import CaptionedData
     from captioner.data.tars import ImagePath
 
@@ -60,7 +59,6 @@ def _run(arguments: argparse.Namespace) -> int:
         SMALL_PX,
         caption_findings,
         caption_statistics,
-        duplicates,
         read_images,
         split_problems,
     )
@@ -73,25 +71,26 @@ def _run(arguments: argparse.Namespace) -> int:
     splits, absent = _read_splits(data, arguments.split)
     show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
-    images = [(n, i) for n, split in splits.items() for i in (*split.images, *split.uncaptioned)]
-    of_split = {image.path: name for name, image in images}
+    of_split = {
+        image.path: name
+        for name, split in splits.items()
+        for image in (*split.images, *split.uncaptioned)
+    }
     with progress_bar(total=len(of_split), unit="photo") as bar:
-        facts, unreadable = read_images([image for _, image in images], bar.update)
+        sizes, unreadable, equal = read_images(of_split, bar.update)
     problems = [*absent, *split_problems(splits)]
     statistics = {}
     for name, split in splits.items():
-        readable = [image for image in split.images if image.path in facts]
+        readable = [image for image in split.images if image.path in sizes]
         statistics[name] = {"photos": len(readable), **caption_statistics(readable, tokenizer)}
         found = caption_findings(split, tokenizer, arguments.max_words)
         problems += [*split.left_out(name), *(f"{name}: {sentence}" for sentence in found)]
     problems = list(dict.fromkeys(problems))  # those of a file come with each of its splits
-    pairs = [(f"{a} and {b}", of_split[a] == of_split[b]) for a, b in duplicates(facts)]
+    pairs = [(f"{a} and {b}", of_split[a] == of_split[b]) for a, b in equal]
     for kind, things in {
         "cannot be read": [f"{path}: {reason}" for path, reason in unreadable.items()],
         f"smaller than {SMALL_PX} pixels": [
-            str(path)
-            for path, fact in facts.items()
-            if min(fact.width_px, fact.height_px) < SMALL_PX
+            str(path) for path, size in sizes.items() if min(size) < SMALL_PX
         ],
         "in two splits under two names (keep one)": [pair for pair, same in pairs if not same],
         "there twice (keep one)": [pair for pair, same in pairs if same],
@@ -115,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
         write_json(arguments.output, {"splits": statistics, "mend": problems})
         show(str(arguments.output))
     if arguments.contact_sheet:
-        _draw(arguments.contact_sheet, splits, facts)
+        _draw(arguments.contact_sheet, splits, sizes)
         show(str(arguments.contact_sheet))
     return 1 if problems else 0
 
@@ -161,13 +160,13 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     ]
 
 
-def _draw(path: Path, splits: dict[str, Split], facts: dict[ImagePath, ImageFacts]) -> None:
+def _draw(path: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
     from captioner.data.images import open_image
     from captioner.visualization.sheet import contact_sheet
 
     images = [(name, image) for name, split in splits.items() for image in split.images]
-    readable = [(name, image) for name, image in images if image.path in facts]
+    readable = [(name, image) for name, image in images if image.path in sizes]
     chosen = random.Random(0).sample(readable, min(ON_SHEET, len(readable)))
     sheet = contact_sheet(
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]

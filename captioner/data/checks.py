@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -156,35 +156,26 @@ def same_caption(images: Sequence[CaptionedImage]) -> str | None:
     )
 
 
-class ImageFacts(NamedTuple):
-    """Size of an upright image, and the SHA-256 sum of its file."""
-
-    width_px: int
-    height_px: int
-    digest: str
-
-
 def read_images(
-    images: Iterable[CaptionedImage], done: Callable[[], object]
-) -> tuple[dict[ImagePath, ImageFacts], dict[ImagePath, str]]:
-    """Read every file once; return facts of those that can be read, and why others cannot."""
-    facts: dict[ImagePath, ImageFacts] = {}
+    paths: Iterable[ImagePath], done: Callable[[], object]
+) -> tuple[
+    dict[ImagePath, tuple[int, int]], dict[ImagePath, str], list[tuple[ImagePath, ImagePath]]
+]:
+    """Return the sizes of upright images, why others cannot be read, and pairs with equal bytes."""
+    sizes: dict[ImagePath, tuple[int, int]] = {}
     unreadable: dict[ImagePath, str] = {}
-    for path in dict.fromkeys(image.path for image in images):
+    first: dict[bytes, ImagePath] = {}
+    equal: list[tuple[ImagePath, ImagePath]] = []
+    for path in paths:
         try:
-            size = open_image(path).size
-            facts[path] = ImageFacts(*size, hashlib.sha256(path.read_bytes()).hexdigest())
+            sizes[path] = open_image(path).size
         except ImageError as error:
             unreadable[path] = str(error)
+        else:
+            other = first.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
+            equal += [(other, path)] if other != path else []
         done()
-    return facts, unreadable
-
-
-def duplicates(facts: Mapping[ImagePath, ImageFacts]) -> list[tuple[ImagePath, ImagePath]]:
-    """Return pairs of files with the same bytes."""
-    first: dict[str, ImagePath] = {}
-    pairs = [(first.setdefault(fact.digest, path), path) for path, fact in facts.items()]
-    return [(one, other) for one, other in pairs if one != other]
+    return sizes, unreadable, equal
 
 
 def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> dict[str, Any]:
