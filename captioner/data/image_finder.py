@@ -61,9 +61,10 @@ def find_images(
     index: dict[str | int, list[Path]] = {}  # by lower-case name, by its stem, by COCO's number
     for path in images:
         if path not in taken:
-            match = _COCO_NAME.fullmatch(path.stem)
-            number = [int(match[1])] if match and len(match[1]) == 12 else []
-            for key in (path.name.lower(), path.stem.lower(), *number):
+            keys: list[str | int] = [path.name.lower(), path.stem.lower()]
+            if (match := _COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
+                keys.append(int(match[1]))
+            for key in keys:
                 index.setdefault(key, []).append(path)
     similar = {name: _similar(name, index) for name, path in files.items() if path is None}
     count = Counter(similar.values())
