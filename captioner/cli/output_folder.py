@@ -19,7 +19,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ from captioner.visualization import (
     vector_sheet,
     word_images,
 )
-from captioner.visualization.files import output_names, picture_name, save_png, word_names
+from captioner.visualization.files import output_names, png, word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption
@@ -227,36 +226,34 @@ def save_pictures(
     content = "comparison" if options.compare else "attention"
     pictures: list[Path] = []
 
-    def save(file_name: str, write: Callable[[Path], object]) -> None:
-        write(options.output / file_name)
+    def save(file_name: str, data: bytes) -> None:
+        save_bytes(data, options.output / file_name)
         pictures.append(options.output / file_name)
 
     try:
         for kind in options.save:
-            file_name = picture_name(name, content, kind)
+            file_name = f"{name}.{content}.{kind}"
             if kind == "words":
                 drawn = word_images(image, caption, style)
                 for word, picture in zip(word_names(name, caption.words), drawn, strict=True):
-                    save(word, partial(save_png, picture))
+                    save(word, png(picture))
             elif kind == "matrix":
                 from captioner.visualization.matrix import matrix_bytes
 
                 for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
-                    matrix = matrix_bytes(caption, form, style)
-                    save(picture_name(name, "matrix", form), partial(save_bytes, matrix))
+                    save(f"{name}.matrix.{form}", matrix_bytes(caption, form, style))
             elif kind == "html":  # with all layers and heads to choose from
                 from captioner.visualization.page import caption_page
 
                 head = {"layer": options.layer, "head": options.head}
                 page = caption_page(image, captions, name=title, style=style, **head)
-                save(file_name, partial(save_bytes, page.encode(errors="replace")))
+                save(file_name, page.encode(errors="replace"))
             elif not options.compare:
-                save(file_name, lambda file: caption.save(file, style))
+                save(file_name, caption.picture_bytes(kind, style))
             elif kind == "png":
-                save(file_name, partial(save_png, comparison_sheet(image, shown, style)))
+                save(file_name, png(comparison_sheet(image, shown, style)))
             else:  # pdf or svg
-                sheet = vector_sheet(image, shown, style).to_bytes(kind)
-                save(file_name, partial(save_bytes, sheet))
+                save(file_name, vector_sheet(image, shown, style).to_bytes(kind))
     except CaptionerError as error:
         return pictures, str(error)
     return pictures, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +15,7 @@ from PIL import Image
 
 from captioner.data.images import open_image, upright_rgb
 from captioner.errors import CaptionerError, ConfigError, ImageError
-from captioner.files import save, save_bytes
+from captioner.files import save_bytes
 from captioner.types import Geometry
 from captioner.visualization.files import png
 from captioner.visualization.sheet import attention_sheet, caption_gif, vector_sheet
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from captioner.generation import Hypothesis
 
 SUFFIXES = (".png", ".pdf", ".svg", ".gif", ".html", ".npz")
-_IN_FILES = (
-    *("text", "maps", "log_probs", "end_log_prob", "beta", "cells", "heads", "paths"),
-    *("confidence", "confidence_threshold"),
-)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -159,11 +156,7 @@ class Caption:
             raise CaptionerError(
                 f"{path}: cannot be saved; use a name that ends in {', '.join(SUFFIXES)}"
             )
-        if kind == ".npz":
-            arrays: dict[str, Any] = caption_arrays(self)
-            save(path, lambda file: np.savez_compressed(file, **arrays))
-        else:
-            save_bytes(self.picture_bytes(kind[1:], style, name=path.stem), path)
+        save_bytes(self.picture_bytes(kind[1:], style, name=path.stem), path)
 
     def picture_bytes(
         self,
@@ -177,20 +170,23 @@ class Caption:
         """Return a picture of the caption with its attention maps as the bytes of a file.
 
         Args:
-            kind: png, pdf, svg (a sheet of all words), gif (word after word) or html (the viewer).
+            kind: png, pdf, svg (a sheet of all words), gif (word after word), html (the viewer)
+                or npz (the raw maps).
             name, model: Names of the photo and of the model, in a page.
             original_size: Width and height of the photo, where `image` is a reduced one.
         """
+        if kind == "npz":
+            file, arrays = io.BytesIO(), caption_arrays(self)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            return file.getvalue()
         image = self._upright_image()
         if kind == "gif":
             return caption_gif(image, self, style)
         if kind == "html":
             from captioner.visualization.page import caption_page
 
-            page = caption_page(
-                image, [(model, self)], name=name, style=style, original_size=original_size
-            )
-            return page.encode(errors="replace")
+            options: Any = {"name": name, "style": style, "original_size": original_size}
+            return caption_page(image, [(model, self)], **options).encode(errors="replace")
         if kind in ("pdf", "svg"):
             return vector_sheet(image, [("", self)], style).to_bytes(kind)
         return png(attention_sheet(image, self, style, original_size=original_size))
@@ -286,15 +282,9 @@ def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> 
 
 
 def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
-    """Return all that a caption holds, as named arrays that need no pickle: for .npz files.
-
-    Returns:
-        text, words, maps [T, rows, columns], log_probs; end_log_prob, beta, cells, heads, paths,
-        confidence and confidence_threshold where there are any; and the fields of its geometry, by
-        their names.
-    """
-    values = {name: getattr(caption, name) for name in ("words", *_IN_FILES)}
-    values |= asdict(caption.geometry)
+    """Return what a caption and its geometry hold, by their fields' names: for .npz files."""
+    values = {field.name: getattr(caption, field.name) for field in fields(Caption)}
+    values |= {**asdict(caption.geometry), "geometry": None, "image": None}
     arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
     return arrays | {"words": np.array(caption.words, dtype=np.str_)}
 
@@ -305,16 +295,12 @@ def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
     Files of earlier versions have neither the text nor the confidence.
 
     Raises:
-        KeyError: An array is missing.
-        ValueError: Arrays that are not those of a caption.
+        KeyError: An array of its geometry is missing.
+        TypeError: Another array is missing.
     """
-    geometry = Geometry(**{field.name: arrays[field.name].item() for field in fields(Geometry)})
-    # An array without dimensions is a number.
-    values = {
-        name: arrays[name] if arrays[name].ndim else arrays[name].item()
-        for name in _IN_FILES
-        if name in arrays
-    }
-    return Caption(
-        **{"words": arrays["words"].tolist(), "geometry": geometry, "beta": None, **values}
-    )
+    # An array without dimensions is a number or a text.
+    values: dict[str, Any] = {name: a if a.ndim else a.item() for name, a in arrays.items()}
+    geometry = Geometry(**{field.name: values[field.name] for field in fields(Geometry)})
+    values |= {"geometry": geometry, "words": arrays["words"].tolist()}
+    known = {field.name: values[field.name] for field in fields(Caption) if field.name in values}
+    return Caption(**{"beta": None, **known})

@@ -35,10 +35,7 @@ _PANELS = {
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
 _SHARES = ("entropy of attention (1: uniform)", "gate β")  # panels of figures from 0 to 1
-_HARDLY = 0.1  # of the largest value
-_FEWEST_FOR_A_MEAN = 20  # points; of fewer, each is drawn as it is
-_PANEL_INCHES = (4.4, 2.9)
-_ACROSS = 3
+_ACROSS = 3  # panels
 
 
 def save_curves(
@@ -46,9 +43,7 @@ def save_curves(
 ) -> Figure:
     """Draw a run's curves and write them to PNG, PDF or SVG files, as the suffixes say.
 
-    Figures of single steps are pale, with their running mean over them; of few steps each has a
-    dot. Vertical lines are the validations, one an epoch. A figure that hardly moves is shown
-    between its natural bounds.
+    Vertical lines are the validations. A figure that hardly moves is shown between its bounds.
 
     Args:
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
@@ -74,8 +69,7 @@ def save_curves(
         "ytick.color": MUTED,
     }
     with matplotlib.rc_context(settings):
-        size = (_PANEL_INCHES[0] * _ACROSS, _PANEL_INCHES[1] * down + 0.5)
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(4.4 * _ACROSS, 2.9 * down + 0.5), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         validations = [entry["step"] for entry in entries if entry["kind"] == "validation"]
         places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
@@ -93,12 +87,13 @@ def _lines(
 ) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
     """Return steps, values (NaN where not finite), and whether of validation, by logged figure."""
     lines = {}
-    both = len({kind for kind, _ in keys}) > 1
     for kind, name in keys:
         of_kind = (entry for entry in entries if entry["kind"] == kind and name in entry)
         if logged := [(entry["step"], entry[name]) for entry in of_kind]:
             steps, values = np.array(logged, dtype=float).T  # None becomes NaN
-            label = {"train": "training", "validation": "validation"}[kind] if both else name
+            label = name
+            if keys[0][0] != keys[-1][0]:  # of training and of validation
+                label = "training" if kind == "train" else kind
             lines[label] = (steps, values, kind == "validation")
     return lines
 
@@ -115,7 +110,7 @@ def _draw_panel(
         axes.axvline(step, color="#e6e9ee", lw=0.8, zorder=0)
     for index, (label, (steps, values, validated)) in enumerate(lines.items()):
         colour, dashes = _COLOURS[index % 5], _DASHES[index % 5]
-        if validated or len(values) < _FEWEST_FOR_A_MEAN:
+        if validated or len(values) < 20:  # too few for a mean
             axes.plot(steps, values, color=colour, ls=dashes, marker="o", ms=3, label=label)
         else:
             axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
@@ -127,7 +122,7 @@ def _draw_panel(
         axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
     values = np.concatenate([values for _, values, _ in lines.values()])
     values = values[np.isfinite(values)]
-    if values.size and np.ptp(values) < _HARDLY * np.abs(values).max():
+    if values.size and np.ptp(values) < 0.1 * np.abs(values).max():
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, 0.0), max(high, 1.0 if name in _SHARES else 0.0))
     axes.set_xlabel("step")
@@ -140,7 +135,6 @@ def _running_mean(values: np.ndarray) -> np.ndarray:
     """Return the mean over a window, a twentieth of the run, around each value; NaN is left out."""
     window = np.ones(2 * max(1, len(values) // 40) + 1)
     finite = np.isfinite(values)
+    total = np.convolve(np.where(finite, values, 0.0), window, "same")
     with np.errstate(invalid="ignore"):
-        return np.convolve(np.where(finite, values, 0.0), window, "same") / np.convolve(
-            finite, window, "same"
-        )
+        return total / np.convolve(finite, window, "same")

@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from captioner.files import save_bytes
-
-_LONGEST_WORD = 32  # characters of a word that go into a file name
 # Of names that no photo has.
 PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
 
@@ -25,10 +22,9 @@ PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matr
 def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:
     """Return one NAME for each image of a run, under which its pictures are saved in one folder.
 
-    NAME is the image's file name without its suffix. Where images would share a NAME, or names
-    that differ only in case, which some file systems do not tell apart, each of them keeps its
-    suffix; where that is not enough, the folders that hold it come in front. The same image given
-    twice has one NAME. With `with_suffix` every NAME keeps its suffix.
+    NAME is the image's file name without its suffix. Images that would share a NAME, upper and
+    lower case alike, keep their suffix; where that is not enough, their folders come in front.
+    With `with_suffix` every NAME keeps its suffix.
 
     >>> output_names(["dog.jpg", "in/cat.jpg", "in/cat.png", "out/cat.png"])
     ['dog', 'cat.jpg', 'in-cat.png', 'out-cat.png']
@@ -44,8 +40,8 @@ def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> 
         grown = [path for path in shared if parts[path] < len(path.parts)]
         if not grown:
             # Full paths can still meet, as a-b/c and a/b-c do.
-            numbered = {path: f"{n}-{names[path]}" for n, path in enumerate(sorted(shared), 2)}
-            return [numbered.get(path, names[path]) for path in paths]
+            names |= {path: f"{n}-{names[path]}" for n, path in enumerate(sorted(shared), 2)}
+            return [names[path] for path in paths]
         for path in grown:
             parts[path] += 1
 
@@ -57,20 +53,10 @@ def _name(path: Path, level: int) -> str:
     return "-".join(filter(None, (part.strip("/\\:") for part in path.parts[-level:])))
 
 
-def picture_name(name: str, content: str = "attention", kind: str = "png") -> str:
-    """Return the file name of a sheet, animation, page, maps, comparison or matrix.
-
-    >>> picture_name("dog"), picture_name("dog", "matrix", "pdf")
-    ('dog.attention.png', 'dog.matrix.pdf')
-    """
-    return f"{name}.{content}.{kind}"
-
-
 def word_names(name: str, words: Sequence[str]) -> list[str]:
     """Return the file names of the pictures of words: NAME.01-word.png, ..., in reading order.
 
-    Of a word, letters, digits and hyphens are kept, at most 32 of them; what is left empty
-    becomes `word`. The number makes every name different.
+    Of a word, at most 32 letters, digits and hyphens are kept; what is left empty becomes `word`.
 
     >>> word_names("photo", ["a", "l'été", "../.."])
     ['photo.01-a.png', 'photo.02-l-été.png', 'photo.03-word.png']
@@ -79,21 +65,15 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
     names = []
     for number, word in enumerate(words, start=1):
         kept = "".join(c if c.isalnum() else " " for c in unicodedata.normalize("NFC", word))
-        kept = "-".join(kept.split())[:_LONGEST_WORD].rstrip("-") or "word"
+        kept = "-".join(kept.split())[:32].rstrip("-") or "word"
         names.append(f"{name}.{number:0{digits}d}-{kept}.png")
     return names
 
 
-def save_png(image: Image.Image, path: str | Path) -> None:
-    """Write an image as PNG; as `captioner.files.save`."""
-    save_bytes(png(image), path)
-
-
 def png(image: Image.Image) -> bytes:
-    """Return the bytes of an RGB image as PNG, in half of the time that Pillow takes.
+    """Return the bytes of an RGB image as PNG, in two thirds of the time that Pillow takes.
 
-    Pillow tries five filters for every line, which takes longer than to pack them. Here every line
-    is the difference to the line above it; files are as large.
+    Pillow tries five filters for every line. Here it is always the difference to the line above.
     """
     pixels = np.asarray(image.convert("RGB")).reshape(image.height, 3 * image.width)
     lines = np.empty((image.height, 1 + pixels.shape[1]), dtype=np.uint8)

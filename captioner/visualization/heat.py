@@ -1,7 +1,4 @@
-"""Attention over grid cells as heat over the pixels of the original image.
-
-Heat is in multiples of uniform attention, so it compares between words, images and grid sizes.
-"""
+"""Attention over grid cells as heat over the pixels of the image, in multiples of uniform."""
 
 from __future__ import annotations
 
@@ -13,26 +10,20 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 if TYPE_CHECKING:
     from captioner.types import Geometry
-    from captioner.visualization.caption import Caption
 
-# Products of so many multiplications are computed by one thread. OpenBLAS takes several for larger
-# ones, which then wait busily for the next: a sheet would cost twice the time of a core.
+# OpenBLAS computes larger products by several threads, which then wait busily for the next: a sheet
+# would cost twice the time of a core.
 _ONE_THREAD = 200_000
 FLAT_BELOW = 2.0  # a map whose highest cell has less than this, times uniform, counts as flat
 
 
 def attention_heat(
-    maps: np.ndarray,
-    geometry: Geometry,
-    *,
-    width_px: int,
-    height_px: int,
-    smooth: bool = True,
+    cells: np.ndarray, geometry: Geometry, size: tuple[int, int], *, smooth: bool = True
 ) -> np.ndarray:
-    """Lay maps over the cells on the image, drawn at a size of width_px x height_px.
+    """Lay a map over the cells on the image, drawn at a size of (width, height) pixels.
 
     Args:
-        maps: [..., rows, columns], each summing to 1; row-major cells of the network's input.
+        cells: float [rows, columns], summing to 1; row-major cells of the network's input.
         geometry: Undoes the squash, letterbox, crop or mirror that made the input.
         smooth: Interpolate with Catmull and Rom's cubic, which keeps the values at the centres of
             cells: a line at 4 times uniform encloses the cells above it. Cells are mirrored at the
@@ -40,29 +31,19 @@ def attention_heat(
             little below 0. False gives every pixel the value of its cell.
 
     Returns:
-        float32 [..., height_px, width_px], in multiples of uniform attention; 0 where the network
-        did not see the image.
-
-    Raises:
-        ValueError: Maps that are not finite numbers over a grid.
+        float32 [height, width], in multiples of uniform attention; 0 where the network did not see
+        the image.
     """
-    maps = np.asarray(maps, dtype=np.float32)
-    if maps.ndim < 2 or 0 in maps.shape[-2:] or not np.isfinite(maps).all():
-        raise ValueError(f"maps need finite numbers [..., rows, columns], not {list(maps.shape)}")
-    rows, columns = maps.shape[-2:]
-    left, width = float(geometry.left_px), float(geometry.width_px)
-    top, height = float(geometry.top_px), float(geometry.height_px)
-    across = _weights(width_px, geometry.photo_width_px, left, width, columns, smooth)
-    down = _weights(height_px, geometry.photo_height_px, top, height, rows, smooth)
+    (width_px, height_px), (rows, columns) = size, cells.shape
+    g = geometry
+    across = _weights(width_px, g.photo_width_px, g.left_px, g.width_px, columns, smooth)
+    down = _weights(height_px, g.photo_height_px, g.top_px, g.height_px, rows, smooth)
     if geometry.flipped:
         across = across[:, ::-1]
     # The interpolation is separable: two small products.
-    lines = down @ (maps * (rows * columns))
-    heat = np.empty((*maps.shape[:-2], height_px, width_px), dtype=np.float32)
+    lines = down @ (cells.astype(np.float32) * (rows * columns))
     step = max(1, _ONE_THREAD // (width_px * columns))
-    for y in range(0, height_px, step):
-        heat[..., y : y + step, :] = lines[..., y : y + step, :] @ across.T
-    return heat
+    return np.concatenate([lines[y : y + step] @ across.T for y in range(0, height_px, step)])
 
 
 def peak(cells: np.ndarray) -> float:
@@ -75,9 +56,6 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
 
     A peak has `least` times uniform attention or more, at least half of the highest cell's, and
     no neighbour above it.
-
-    Args:
-        cells: [rows, columns], summing to 1.
     """
     around = sliding_window_view(np.pad(cells, 1, constant_values=-1.0), (3, 3))
     enough = max(least / cells.size, float(cells.max()) / 2)
@@ -85,19 +63,13 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
     return sorted(found.tolist(), key=lambda cell: -cells.ravel()[cell])[:3]
 
 
-def is_flat(caption: Caption) -> bool:
-    """Return whether every map of a caption stays below FLAT_BELOW times uniform attention."""
-    return all(peak(cells) < FLAT_BELOW for cells in caption.maps)
-
-
 @lru_cache(maxsize=16)  # the words of a caption share these
 def _weights(
     drawn_px: int, image_px: int, start_px: float, length_px: float, cells: int, smooth: bool
 ) -> np.ndarray:
-    """Return float32 [drawn_px, cells]: the share of each cell of one side in each drawn pixel.
+    """Return float32 [drawn_px, cells]: shares of one side's cells in each pixel; 0 outside them.
 
-    The network's input covers length_px of the image's image_px, from start_px. Rows sum to 1, or
-    to 0 outside the input.
+    The network's input covers length_px of the image's image_px, from start_px.
     """
     centres_px = (np.arange(drawn_px) + 0.5) * (image_px / drawn_px)
     positions = (centres_px - start_px) * (cells / length_px)  # in cells
@@ -113,6 +85,4 @@ def _weights(
     else:
         weights = np.eye(cells)[np.clip(np.floor(positions), 0, cells - 1).astype(np.int64)]
     weights[(positions < 0) | (positions >= cells)] = 0.0
-    weights = weights.astype(np.float32)
-    weights.setflags(write=False)
-    return weights
+    return weights.astype(np.float32)

@@ -1,7 +1,4 @@
-"""Labels of the pictures: a word with its probability and gate, the scale, the key to the signs.
-
-Everything is drawn in multiples of one text size, so the same label serves every picture.
-"""
+"""Labels of the pictures in multiples of one text size: words with bars, the scale, the key."""
 
 from __future__ import annotations
 
@@ -11,15 +8,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from captioner.visualization.heat import is_flat, peak
+from captioner.visualization.heat import FLAT_BELOW, peak
 from captioner.visualization.overlay import PixelPage, cells_are_visible
 from captioner.visualization.style import (
+    OCTAVES,
     PATH_COLOURS,
     PEAK_MARKED_FROM,
     SCALE_TICKS,
     UNSURE_PROBABILITY,
     OverlayStyle,
-    scale_position,
+    scale_octaves,
 )
 from captioner.visualization.typography import INK, MUTED, WARNING, fit, font, one_line
 
@@ -66,9 +64,9 @@ def caption_note(caption: Caption) -> tuple[str, bool]:
         if caption.confidence_threshold is not None:
             note += NOTES["below"].format(threshold=f"{caption.confidence_threshold:.2f}")
         notes.append(note.replace("{value}", f"{caption.confidence:.2f}"))
-    if caption.words and is_flat(caption):
+    highest = max(map(peak, caption.maps), default=math.inf)
+    if highest < FLAT_BELOW:
         warning = True
-        highest = max(peak(cells) for cells in caption.maps)
         notes.append(NOTES["flat"].format(value=f"{highest:.1f}"))
     return ". ".join(notes), warning
 
@@ -76,11 +74,7 @@ def caption_note(caption: Caption) -> tuple[str, bool]:
 def draw_word_label(
     page: Page, caption: Caption, index: int, *, left: int, top: int, width: int, size: int
 ) -> None:
-    """Draw a word over bars with numbers from 0 to 1: p, its probability, and β, its gate if any.
-
-    A question mark stands after a word whose probability is below UNSURE_PROBABILITY.
-    """
-    small = font(size)
+    """Draw a word (with "?" if unsure) over bars of p, its probability, and β, its gate if any."""
     probability = math.exp(float(caption.log_probs[index]))
     unsure = probability < UNSURE_PROBABILITY
     room = width - (size if unsure else 0)
@@ -98,10 +92,9 @@ def draw_word_label(
         rows.append(("β", float(caption.beta[index]), GATE_COLOUR))
     for row, (name, value, colour) in enumerate(rows):
         middle = top + round((3.1 + 1.3 * row) * size)
-        # A small number is not called zero.
         number = "<0.01" if 0 < value < 0.005 else f"{value:.2f}"
-        page.text((left, middle), name, fill=MUTED, font=small, anchor="lm")
-        page.text((left + width, middle), number, fill=INK, font=small, anchor="rm")
+        page.text((left, middle), name, fill=MUTED, font=font(size), anchor="lm")
+        page.text((left + width, middle), number, fill=INK, font=font(size), anchor="rm")
         start, stop = left + round(1.1 * size), left + width - round(3.7 * size)
         y0, y1 = middle - round(0.24 * size), middle + round(0.24 * size)
         page.rectangle((start, y0, stop, y1), fill=TRACK_COLOUR)
@@ -120,15 +113,14 @@ def draw_legend(
     page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
     free = math.inf  # where the number to the right begins; the last is always there
     for value, label in reversed(SCALE_TICKS):
-        x = left + round((width - 1) * scale_position(value))
+        x = left + round((width - 1) * scale_octaves(value) / OCTAVES)
         page.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
         half = face.getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
-        if centre + half + 0.7 * size > free:  # they would run together
-            continue
-        free = centre - half
-        page.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
+        if centre + half + 0.7 * size <= free:  # or they would run together
+            free = centre - half
+            page.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
 
 
 def draw_footer(
@@ -189,7 +181,6 @@ def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("□", KEY["cell"] + ("" if visible else KEY["outside"])))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
-        count = max(paths)
-        shown = min(count, len(PATH_COLOURS))
-        key.append(("○●", KEY["paths"].format(shown=shown, count=count)))
+        shown = min(max(paths), len(PATH_COLOURS))
+        key.append(("○●", KEY["paths"].format(shown=shown, count=max(paths))))
     return key

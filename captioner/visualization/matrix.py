@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 
     from captioner.visualization.caption import Caption
 
-_WIDTH_INCHES, _WORD_INCHES, _HEAD_INCHES = 11.0, 0.26, 1.9
-_DPI = 144
-
 
 def alignment_matrix(caption: Caption, style: OverlayStyle | str | None = None) -> Image.Image:
     """Draw attention as a matrix: words × cells (row by row), words × rows, words × columns.
 
-    Rows and columns are sums over the grid as the image shows it. All are on the scale of every
-    picture, in multiples of uniform attention. The cells that hard attention sampled are marked.
+    Rows and columns are sums over the grid as the image shows it, left to right. The cells that
+    hard attention sampled are marked.
     """
     return Image.open(io.BytesIO(matrix_bytes(caption, "png", style))).convert("RGB")
 
@@ -35,18 +32,16 @@ def matrix_bytes(caption: Caption, kind: str, style: OverlayStyle | str | None =
     from captioner.visualization.vector import figure_bytes
 
     figure = _figure(caption, OverlayStyle.of(style))
-    return figure_bytes(figure, kind, title=caption.text, dpi=_DPI, facecolor="white")
+    return figure_bytes(figure, kind, title=caption.text, dpi=144, facecolor="white")
 
 
 def _figure(caption: Caption, style: OverlayStyle) -> Figure:
     from matplotlib.figure import Figure  # slow to import: only here
 
-    # Columns run from the image's left to its right; all in multiples of uniform attention.
     maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
     count, rows, columns = maps.shape
     length = rows * columns
-    height = _HEAD_INCHES + _WORD_INCHES * count
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+    figure = Figure(figsize=(11, 1.9 + 0.26 * count), layout="constrained")  # inches
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.15, h_pad=0.15)
     title = one_line(caption.text) or "(no words)"
@@ -60,14 +55,8 @@ def _figure(caption: Caption, style: OverlayStyle) -> Figure:
     )
     places = figure.subplots(1, 3, width_ratios=(5, 2, 2))
     for axes, (heading, values) in zip(places, parts, strict=True):
-        picture = axes.imshow(
-            scale_octaves(values),
-            cmap=style.colour_map,
-            vmin=0,
-            vmax=OCTAVES,
-            aspect="auto",
-            interpolation="none",
-        )
+        options: Any = {"aspect": "auto", "interpolation": "none", "vmin": 0, "vmax": OCTAVES}
+        picture = axes.imshow(scale_octaves(values), cmap=style.colour_map, **options)
         axes.set_title(heading, loc="left", color=MUTED, font=_face(heading, 10))
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
@@ -86,8 +75,8 @@ def _figure(caption: Caption, style: OverlayStyle) -> Figure:
     if caption.cells is not None:
         first.set_xlabel(f"□ {KEY['cell'].split(';')[0]}", loc="left", color=MUTED)
     bar = figure.colorbar(picture, ax=places, orientation="horizontal", shrink=0.35, anchor=(0, 1))
-    bar.set_ticks([float(scale_octaves(np.array(value))) for value, _ in SCALE_TICKS])
-    bar.set_ticklabels([label for _, label in SCALE_TICKS])
+    values, labels = zip(*SCALE_TICKS, strict=True)
+    bar.set_ticks(scale_octaves(values), labels=labels)
     bar.set_label(KEY["scale"], color=MUTED)
     bar.outline.set_visible(False)
     return figure

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+from PIL.ImageFont import FreeTypeFont
 
 from captioner.errors import ImageError
 from captioner.visualization.heat import attention_heat, peaks
@@ -22,7 +23,6 @@ from captioner.visualization.style import (
     PATH_COLOURS,
     PEAK_MARKED_FROM,
     RIMS_IN_MARK,
-    SCALE_LOW,
     Layers,
     OverlayStyle,
     scale_levels,
@@ -45,13 +45,7 @@ class PixelPage(ImageDraw.ImageDraw):
         super().__init__(self.image)
 
     def text(  # type: ignore[override]  # only what the pictures need
-        self,
-        xy: tuple[float, float],
-        text: str,
-        *,
-        fill: str,
-        font: ImageFont.FreeTypeFont,
-        anchor: str,
+        self, xy: tuple[float, float], text: str, *, fill: str, font: FreeTypeFont, anchor: str
     ) -> None:
         """Write text; anchor: the point of it that is at xy."""
         x, y = int(xy[0]), int(xy[1])
@@ -69,22 +63,13 @@ class PixelPage(ImageDraw.ImageDraw):
 
 def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
     """Draw the map of a word over the image of these layers, with its marks."""
-    size, smooth = layers.photo.size, layers.style.smooth
-    smooth_heat = word_heat(caption, index, size)
-    heat = smooth_heat if smooth else word_heat(caption, index, size, smooth=False)
+    size, cells = layers.photo.size, caption.maps[index]
+    heat = smooth_heat = attention_heat(cells, caption.geometry, size)
+    if not layers.style.smooth:
+        heat = attention_heat(cells, caption.geometry, size, smooth=False)
     picture = _paint(layers, heat, smooth_heat)
     draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *size))
     return picture
-
-
-def word_heat(
-    caption: Caption, index: int, size: tuple[int, int], *, smooth: bool = True
-) -> np.ndarray:
-    """Return the heat of a word over an image of this (width, height)."""
-    width, height = size
-    return attention_heat(
-        caption.maps[index], caption.geometry, width_px=width, height_px=height, smooth=smooth
-    )
 
 
 def overlay(
@@ -95,51 +80,38 @@ def overlay(
     Args:
         image: Not changed. Resize it once and pass it for every word.
         heat: [height, width] of the image, in multiples of uniform attention.
-
-    Raises:
-        ValueError: Heat of another size than the image.
     """
-    if heat.shape != (image.height, image.width):
-        raise ValueError(f"heat {list(heat.shape)} for {image.height} x {image.width} pixels")
     return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat, heat)
 
 
 def _paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
     """Return the layers by heat, with the lines of the smooth heat where the style has them."""
-    octaves = scale_octaves(heat)
-    above, alpha = layers.above(scale_levels(octaves))
+    above, alpha = layers.above(scale_levels(scale_octaves(heat)))
     picture = layers.base.copy()
     picture.paste(above, mask=alpha)
     if layers.style.lines:
-        _draw_lines(
-            picture, octaves if smooth_heat is heat else scale_octaves(smooth_heat), layers.style
-        )
+        _draw_lines(picture, scale_octaves(smooth_heat), layers.style)
     return picture
 
 
 def _draw_lines(picture: Image.Image, octaves: np.ndarray, style: OverlayStyle) -> None:
-    """Draw lines of equal attention on their dark seams.
-
-    Args:
-        octaves: As `scale_octaves` returns them, [height, width] of the picture.
-    """
-    unit = line_unit(picture.size)
-    seam = casing_px(unit)
+    """Draw lines of equal attention on their dark seams."""
+    unit, seam = line_widths(picture.size)
     # All lines are in or close to the box of what has more than uniform attention.
-    box = Image.fromarray(octaves > math.log2(1 / SCALE_LOW)).getbbox()
+    box = Image.fromarray(octaves > scale_octaves(1.0)).getbbox()
     if box is None:
         return
     near = math.ceil(LINES[-1][1] * unit + seam) + 2
     left, top = max(0, box[0] - near), max(0, box[1] - near)
-    octaves = np.pad(octaves, 1, mode="edge")[top : box[3] + near + 2, left : box[2] + near + 2]
-    slope = (octaves[1:-1, 2:] - octaves[1:-1, :-2]) ** 2
-    slope += (octaves[2:, 1:-1] - octaves[:-2, 1:-1]) ** 2
+    around = np.pad(octaves, 1, mode="edge")[top : box[3] + near + 2, left : box[2] + near + 2]
+    octaves = around[1:-1, 1:-1]
+    slope = (around[1:-1, 2:] - around[1:-1, :-2]) ** 2
+    slope += (around[2:, 1:-1] - around[:-2, 1:-1]) ** 2
     pixels_an_octave = 2 / np.sqrt(slope + 1e-8)
-    octaves = octaves[1:-1, 1:-1]
     # How far a pixel's outer side lies within the nearest line, to first order.
     covered = np.full_like(octaves, -np.inf)
     for heat, wide in style.lines:
-        away = np.abs(octaves - math.log2(heat / SCALE_LOW)) * pixels_an_octave
+        away = np.abs(octaves - float(scale_octaves(heat))) * pixels_an_octave
         np.maximum(covered, max(wide * unit, MIN_LINE_PX) / 2 + 0.5 - away, out=covered)
     for colour, coverage in (
         (CASING_COLOUR, CASING_OPACITY * np.clip(255 * (covered + seam), 0, 255)),
@@ -148,18 +120,14 @@ def _draw_lines(picture: Image.Image, octaves: np.ndarray, style: OverlayStyle) 
         picture.paste(colour, (left, top), Image.fromarray(coverage.astype(np.uint8)))
 
 
-def line_unit(size: tuple[int, int]) -> float:
-    """Return how many pixels the width 1 of LINES has in a picture of this (width, height)."""
-    return math.sqrt(size[0] * size[1]) / 200
-
-
-def casing_px(unit: float) -> float:
-    """Return the width of the dark seam on each side of a line."""
-    return max(0.8, 0.6 * unit)
+def line_widths(size: tuple[int, int]) -> tuple[float, float]:
+    """Return the pixels of width 1 of LINES, and of a seam, in a picture of (width, height)."""
+    unit = math.sqrt(size[0] * size[1]) / 200
+    return unit, max(0.8, 0.6 * unit)
 
 
 def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
-    """Draw a word's sampled paths and sampled cells, or where it has none of those, its peaks.
+    """Draw a word's sampled paths and its sampled cells, or where it has no cells, its peaks.
 
     Args:
         pen: What draws: `ImageDraw.Draw` of a picture, or a `VectorPage`.
@@ -170,39 +138,29 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
         _draw_paths(pen, caption, index, box)
     if caption.cells is None:
         for cell in peaks(caption.maps[index], PEAK_MARKED_FROM):
-            _mark_peak(pen, cell_centre(caption, cell, box), line, rim)
+            x, y = cell_centre(caption, cell, box)
+            for colour, grown in (("#000000", rim), ("#ffffff", 0)):  # a cross
+                for wide, high in ((3 * line + 1, line // 2), (line // 2, 3 * line + 1)):
+                    wide, high = wide + grown, high + grown
+                    pen.rectangle((x - wide, y - high, x + wide, y + high), fill=colour)
         return
     for cell in np.unique(caption.cells[index]).tolist():  # one of each head
         left, top, right, bottom = cell_box(caption, cell, box)
         right, bottom = max(left, right - 1), max(top, bottom - 1)
         # White between black lines shows on every colour.
-        grown = (left - rim, top - rim, right + rim, bottom + rim)
-        pen.rectangle(grown, outline="#000000", width=line + 2 * rim)
+        grown_box = (left - rim, top - rim, right + rim, bottom + rim)
+        pen.rectangle(grown_box, outline="#000000", width=line + 2 * rim)
         pen.rectangle((left, top, right, bottom), outline="#ffffff", width=line)
 
 
-def _mark_peak(pen: Any, centre: tuple[int, int], line: int, rim: int) -> None:
-    """Draw a cross, as maps of mountains mark a summit."""
-    x, y = centre
-    arm = 3 * line + 1
-    for colour, grown in (("#000000", rim), ("#ffffff", 0)):
-        for wide, high in ((arm, line // 2), (line // 2, arm)):
-            corner = (x - wide - grown, y - high - grown, x + wide + grown, y + high + grown)
-            pen.rectangle(corner, fill=colour)
-
-
 def _draw_paths(pen: Any, caption: Caption, index: int, box: Box) -> None:
-    """Draw sampled paths up to a word, each in a colour of its own and a little apart.
-
-    A path leads from a ring (the cell of the first word) through the cells of all words between to
-    a dot (the cell of this word); its last step is the thickest.
-    """
+    """Draw sampled paths up to a word: from a ring at the first word's cell to a dot at its own."""
     assert caption.paths is not None
     line, rim = mark_px(caption, box)
     shown = caption.paths[: len(PATH_COLOURS), : index + 1].tolist()
     for number, (path, colour) in enumerate(zip(shown, PATH_COLOURS, strict=False)):
-        apart = round((number - (len(shown) - 1) / 2) * 2 * line)
-        centres = [cell_centre(caption, cell, box) for cell in path]
+        apart = round((number - (len(shown) - 1) / 2) * 2 * line)  # so that all are seen
+        centres = (cell_centre(caption, cell, box) for cell in path)
         places = [(x + apart, y + apart) for x, y in centres]
         for start, end in pairwise(places[:-1]):
             pen.line((*start, *end), fill=colour, width=1)
@@ -229,8 +187,8 @@ def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
 def mark_px(caption: Caption, box: Box) -> tuple[int, int]:
     """Return the widths of a mark's line and of its dark rim, in whole pixels.
 
-    A line is in proportion to the drawing's longer side, but at most to a cell's shorter one: the
-    cells of an elongated photo are narrow, and a wider line would fill them.
+    By the drawing's longer side, and at most by a cell's shorter one: elongated photos have narrow
+    cells, which a wider line would fill.
     """
     rows, columns = caption.maps.shape[-2:]
     size = (box[2] - box[0], box[3] - box[1])
@@ -269,12 +227,11 @@ def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, in
         ImageError: An image of another size than the caption's, such as one whose EXIF orientation
             was not applied.
     """
-    expected = (geometry.photo_width_px, geometry.photo_height_px)
-    if image.size != expected:
+    width, height = geometry.photo_width_px, geometry.photo_height_px
+    if image.size != (width, height):
         raise ImageError(
             f"is {image.width} x {image.height} pixels, but the caption belongs to a photo of "
-            f"{expected[0]} x {expected[1]}: pass the upright photo that was captioned"
+            f"{width} x {height}: pass the upright photo that was captioned"
         )
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
     # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
-    return rgb.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)

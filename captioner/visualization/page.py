@@ -1,7 +1,4 @@
-"""Pages to open in a browser: an image with its caption, and the report of an evaluation.
-
-A page is one file that loads nothing else, and its Content-Security-Policy lets nothing in.
-"""
+"""Pages of one file that loads nothing else: a captioned image, the report of an evaluation."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ def caption_page(
 ) -> str:
     """Return one HTML file: the image, its caption, and the attention map of each word.
 
-    The image is in it as a JPEG of at most LONGEST_SIDE_PX on its longer side; a footer says so
-    where it is smaller than the original.
+    The image is in it as a JPEG of at most LONGEST_SIDE_PX on its longer side.
 
     Args:
         captions: A name and a caption, with all heads, for each model; the reader switches.
@@ -65,28 +61,25 @@ def caption_page(
 
     Raises:
         ImageError: An image of another size than a caption's.
-        ValueError: No captions.
     """
-    if not captions:
-        raise ValueError("a page needs a caption")
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
-    content = viewer_content(captions, OverlayStyle.of(style), layer=layer, head=head)
+    content = _viewer_content(captions, OverlayStyle.of(style), layer, head)
     original_size = original_size or image.size
     about = f"Photo of {original_size[0]} × {original_size[1]} pixels"
     if size != original_size:
         about += f", here {size[0]} × {size[1]}"
-    models = ", ".join(model for model, _ in captions)
-    models = f"Model{'s' if len(captions) > 1 else ''}: {models}"
+    plural = "s" if len(captions) > 1 else ""
+    models = f"Model{plural}: " + ", ".join(model for model, _ in captions)
     body = (
         f"<h1>{html.escape(one_line(name))}</h1>\n"
-        f"<main>{explorable(shown, content)}</main>\n"
+        f"<main>{_explorable(shown, content)}</main>\n"
         f"<footer>{about}. {html.escape(models)}. A map shows how much the model attended to each "
         "place before it wrote the word, in multiples of attention that is spread evenly. The gate "
         "β says how much the word draws on the picture. Made with captioner.</footer>"
     )
-    return document(title=alt or name, body=body, with_viewer=True)
+    return _document(title=alt or name, body=body)
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,7 @@ def report_page(
         articles = "\n".join(map(_example, images))
         sections.append(f'<h2>{html.escape(heading)}</h2>\n<div class="photos">{articles}</div>')
     body = "\n".join([*sections, "</main>"])
-    return document(title=title, body=body, css=resource("report.css"), with_viewer=True)
+    return _document(title=title, body=body, css=_resource("report.css"))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -141,22 +134,21 @@ def _example(example: ReportedImage) -> str:
     references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
     small = example.image.copy()
     small.thumbnail((REPORT_SIDE_PX, REPORT_SIDE_PX), Image.Resampling.LANCZOS)
-    content = viewer_content([("model", example.caption)], OverlayStyle())
+    content = _viewer_content([("model", example.caption)], OverlayStyle(), None, None)
     return (
         f"<article><h3>{html.escape(example.name)}</h3>\n"
-        + explorable(small, content)
+        + _explorable(small, content)
         + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
     )
 
 
-def viewer_content(
+def _viewer_content(
     captions: Sequence[tuple[str, Caption]],
     style: OverlayStyle,
-    *,
-    layer: int | None = None,
-    head: int | None = None,
+    layer: int | None,
+    head: int | None,
 ) -> dict[str, Any]:
-    """Return what the viewer takes in addition to the image, as plain values for JSON."""
+    """Return all that the viewer takes but the image, as plain values for JSON."""
     return {
         "alt": captions[0][1].text,
         "models": [{"name": model, **caption.to_dict(maps=True)} for model, caption in captions],
@@ -174,18 +166,13 @@ def viewer_content(
 
 def viewer_script() -> str:
     """Return the viewer with its style sheet and the tables that it paints by."""
-    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": resource("viewer.css")}
+    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
     text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
-    return f"window.captionViewerTables = {text};\n{resource('viewer.js')}"
+    return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
 
 
-def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
-    """Return the part of a document (made with_viewer) in which the viewer shows an image.
-
-    Args:
-        image: At the size in which it is embedded.
-        content: As `viewer_content` returns it.
-    """
+def _explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
+    """Return the part of a document in which the viewer shows an image, with `_viewer_content`."""
     alt = html.escape(content["alt"])
     values = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # so that no word ends the script element
@@ -197,29 +184,28 @@ def explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
     )
 
 
-def document(*, title: str, body: str, css: str = "", with_viewer: bool = False) -> str:
-    """Return an HTML file that loads nothing else; with_viewer: for what `explorable` returns."""
-    css = resource("page.css") + css
-    script = viewer_script() + _START if with_viewer else ""
-    rules = ["default-src 'none'", "img-src data:"]
-    for source, text in (("style-src", css), ("script-src", script)):
-        if text:
-            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            rules.append(f"{source} 'sha256-{digest}'")
-    rules += ["base-uri 'none'", "form-action 'none'"]
-    scripts = f"\n<script>{script}</script>" if script else ""
+def _document(*, title: str, body: str, css: str = "") -> str:
+    """Return an HTML file whose policy lets nothing in but its own style and the viewer."""
+    css, script = _resource("page.css") + css, viewer_script() + _START
+    style_hash, script_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (css, script)
+    )
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; "
+        f"script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'"
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         # An empty icon, or the browser requests one from the page's host.
         '<link rel="icon" href="data:,">\n'
         f"<title>{html.escape(one_line(title))}</title>\n<style>{css}</style>\n</head>\n"
-        f"<body>\n{body}{scripts}\n</body>\n</html>\n"
+        f"<body>\n{body}\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def resource(name: str) -> str:
+def _resource(name: str) -> str:
     """Return the text of a script or style sheet of this package."""
     return files("captioner.visualization").joinpath(name).read_text(encoding="utf-8")

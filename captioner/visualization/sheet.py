@@ -1,7 +1,4 @@
-"""Sheets of one caption or of several models' captions, pictures of single words, animations.
-
-And the contact sheet of a data set: small images in rows, each with its text.
-"""
+"""Sheets of captions, pictures of single words, animations, contact sheets of data sets."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ MAX_SIDE_PX = 2048
 _MIN_SIDE_PX = 320
 _SMALLEST_TEXT = 15
 ANIMATION_SIDE_PX = 512  # of the image in an animation, at most
-_WORD_SECONDS, _STILL_SECONDS = 0.9, 1.6
+_WORD_MS, _STILL_MS = 900, 1600
 
 
 def attention_sheet(
@@ -80,11 +77,9 @@ def attention_sheet(
     *,
     original_size: tuple[int, int] | None = None,
 ) -> Image.Image:
-    """Draw a caption's sheet: the image, then one overlay a word in reading order.
+    """Draw a caption's sheet: the image, then one overlay a word with its probability and gate.
 
-    Under each overlay stand the word, its probability and its gate; below all, the scale and the
-    key to the signs. The cell that hard attention sampled is outlined. Panels have one size in
-    pixels and the image's shape, so the sheet does not grow with the image.
+    Panels have one size in pixels and the image's shape, so the sheet does not grow with the image.
 
     Args:
         image: The upright image that was captioned; it is not changed.
@@ -93,7 +88,7 @@ def attention_sheet(
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    return _draw(image, [("", caption)], style, SHEET, original_size=original_size)
+    return _draw(image, [("", caption)], style, original_size=original_size)
 
 
 def comparison_sheet(
@@ -103,18 +98,14 @@ def comparison_sheet(
 ) -> Image.Image:
     """Draw a sheet of several models: of each its name, then as `attention_sheet`.
 
-    All rows are on the scale of every picture, so that sharp and flat attention differ at a
-    glance. A caption longer than the sheet is wide goes on in a second line.
-
     Args:
         image: The upright image that was captioned; it is not changed.
         captions: A name and a caption for each model, all of this image.
 
     Raises:
         ImageError: An image of another size than a caption's.
-        ValueError: No captions.
     """
-    return _draw(image, captions, style, _COMPARISON)
+    return _draw(image, captions, style)
 
 
 def vector_sheet(
@@ -123,42 +114,27 @@ def vector_sheet(
     style: OverlayStyle | str | None = None,
 ) -> VectorPage:
     """Draw a sheet to save as PDF or SVG: of one caption without a name, or a comparison."""
-    layout = SHEET if len(captions) == 1 and not captions[0][0] else _COMPARISON
-    return _draw(image, captions, style, layout, vector=True)
-
-
-def panel_size(image_size: tuple[int, int], layout: _Layout = SHEET) -> tuple[int, int]:
-    """Return width and height of a panel: the image's shape, one area, no side too long.
-
-    >>> panel_size((4000, 3000)), panel_size((100, 1000))
-    ((264, 198), (53, 528))
-    """
-    width, height = image_size
-    scale = min(
-        math.sqrt(layout.panel_area / (width * height)), layout.longest_side / max(image_size)
-    )
-    return scaled_size(image_size, scale)
+    return _draw(image, captions, style, vector=True)
 
 
 def _draw(
     image: Image.Image,
     named: Sequence[tuple[str, Caption]],
     style: OverlayStyle | str | None,
-    layout: _Layout,
     *,
     original_size: tuple[int, int] | None = None,
     vector: bool = False,
 ) -> Any:
-    """Draw captions on a new page of pixels or vectors, and return the page."""
-    if not named:
-        raise ValueError("there is nothing to compare")
+    """Draw captions on a new page of pixels or vectors, and return the image or the page."""
     style = OverlayStyle.of(style)
+    layout = _COMPARISON if named[0][0] else SHEET
     margin, gap, text = layout.margin, layout.gap, layout.text
     captions = [caption for _, caption in named]
-    size = shown = panel_size(image.size, layout)
+    pixels = image.width * image.height
+    scale = min(math.sqrt(layout.panel_area / pixels), layout.longest_side / max(image.size))
+    size = shown = scaled_size(image.size, scale)
     if vector:  # finer than the panels
-        scale = min(1.0, math.sqrt(_VECTOR_PIXELS / (image.width * image.height)))
-        shown = scaled_size(image.size, scale)
+        shown = scaled_size(image.size, min(1.0, math.sqrt(_VECTOR_PIXELS / pixels)))
     photo = resize_captioned(image, captions[0].geometry, shown)
     if vector:  # few colours, because matplotlib then compresses it well
         photo = photo.quantize(255, method=Image.Quantize.FASTOCTREE).convert("RGB")
@@ -207,10 +183,7 @@ def _draw(
 def draw_heading(
     page: Page | None, name: str, caption: Caption, layout: _Layout, top: int, width: int
 ) -> int:
-    """Draw a model's name if there is one, its caption and the note; return their height in pixels.
-
-    Without a page nothing is drawn.
-    """
+    """Draw a model's name if any, its caption and the note, if on a page; return their height."""
     left, text, title_line = layout.margin, layout.text, round(1.3 * layout.title)
     name_line = round(1.9 * text) if name else 0
     face = font(layout.title, bold=True, text=caption.text)
@@ -231,12 +204,9 @@ def draw_heading(
 
 
 def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:
-    """Return panels in a row: a sheet comes near _SHEET_SHAPE with few empty places.
-
-    The rows of a comparison are as long as its width allows, and of one length.
-    """
+    """Return panels in a row: a sheet comes near _SHEET_SHAPE with few empty places."""
     most = max(1, (layout.widest + layout.gap) // slot[0])
-    if layout is _COMPARISON:
+    if layout is _COMPARISON:  # rows as long as its width allows, and of one length
         return math.ceil(panels / math.ceil(panels / most))
 
     def badness(across: int) -> float:
@@ -248,16 +218,6 @@ def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:
     return min(range(1, min(panels, most) + 1), key=badness)
 
 
-def word_image_size(image_size: tuple[int, int], max_side_px: int) -> tuple[int, int]:
-    """Return the size of the image in the pictures of its words: see `word_images`.
-
-    >>> word_image_size((4000, 3000), 2048), word_image_size((80, 160), 2048)
-    ((2048, 1536), (160, 320))
-    """
-    longer = max(image_size)
-    return scaled_size(image_size, min(max(longer, _MIN_SIDE_PX), max_side_px) / longer)
-
-
 def word_images(
     image: Image.Image,
     caption: Caption,
@@ -267,17 +227,14 @@ def word_images(
 ) -> Iterator[Image.Image]:
     """Yield one picture a word, in reading order; one at a time, because many may fill the memory.
 
-    The image keeps its shape and its resolution, up to max_side_px on its longer side; images
-    with less than 320 px there are enlarged to that. Under it stand the word, its probability,
-    its gate, the scale and the key to the signs, in a size that fits the picture.
+    The image keeps its shape and its resolution, but the longer side has 320 to max_side_px.
 
     Raises:
         ImageError: An image of another size than the caption's; when the first picture is drawn.
     """
     style = OverlayStyle.of(style)
-    size = word_image_size(image.size, max_side_px)
-    layers = Layers(resize_captioned(image, caption.geometry, size), style)
-
+    photo = _photo_for_words(image, caption, max_side_px)
+    size, layers = photo.size, Layers(photo, style)
     canvas_width = max(size[0], _MIN_SIDE_PX)
     # In step with the picture, but no wider than a narrow one can hold.
     text = max(_SMALLEST_TEXT, min(round(math.sqrt(size[0] * size[1]) / 30), canvas_width // 20))
@@ -293,44 +250,23 @@ def word_images(
         yield page.image
 
 
+def _photo_for_words(image: Image.Image, caption: Caption, max_side_px: int) -> Image.Image:
+    longer = max(image.size)
+    scale = min(max(longer, _MIN_SIDE_PX), max_side_px) / longer
+    return resize_captioned(image, caption.geometry, scaled_size(image.size, scale))
+
+
 def caption_gif(
     image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
 ) -> bytes:
-    """Return a GIF of a caption that repeats for ever: the image, then one frame a word.
+    """Return a GIF that repeats: the caption over the image, then over one picture a word.
 
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    frames = caption_frames(image, caption, style)
-    # All share 256 colours and none is dithered, so that what does not change is stored once.
-    quarter = (max(1, frames[0].width // 4), max(1, frames[0].height // 4))
-    sample = Image.new("RGB", (quarter[0], quarter[1] * len(frames)))
-    for number, frame in enumerate(frames):
-        sample.paste(frame.resize(quarter, Image.Resampling.NEAREST), (0, number * quarter[1]))
-    palette = sample.quantize(256, method=Image.Quantize.MEDIANCUT)
-    first, *others = (f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames)
-    seconds = [_STILL_SECONDS, *[_WORD_SECONDS] * (len(others) - 1), _STILL_SECONDS]
-    file = io.BytesIO()
-    first.save(
-        file,
-        format="GIF",
-        save_all=True,
-        append_images=others,
-        duration=[round(1000 * time) for time in seconds[: len(frames)]],
-        loop=0,
-        optimize=False,
-    )
-    return file.getvalue()
-
-
-def caption_frames(
-    image: Image.Image, caption: Caption, style: OverlayStyle | str | None
-) -> list[Image.Image]:
-    """Return the image and each word's overlay, all under the caption and its note."""
     pictures = list(word_images(image, caption, style, max_side_px=ANIMATION_SIDE_PX))
-    size = word_image_size(image.size, ANIMATION_SIDE_PX)
-    plain = resize_captioned(image, caption.geometry, size)
-    still = Image.new("RGB", pictures[0].size if pictures else size, "white")
+    plain = _photo_for_words(image, caption, ANIMATION_SIDE_PX)
+    still = Image.new("RGB", pictures[0].size if pictures else plain.size, "white")
     left = (still.width - plain.width) // 2
     still.paste(plain, (left, 0))
     # A white photo has no edge otherwise; within it, for the picture may be no wider.
@@ -345,9 +281,20 @@ def caption_frames(
     draw_heading(page, "", caption, layout, text // 2, width)
     frames = []
     for picture in (still, *pictures):
+        page.image.paste(picture, (0, top))
         frames.append(page.image.copy())
-        frames[-1].paste(picture, (0, top))
-    return frames
+    # All share 256 colours and none is dithered, so that what does not change is stored once.
+    quarter = (max(1, page.image.width // 4), max(1, page.image.height // 4))
+    sample = Image.new("RGB", (quarter[0], quarter[1] * len(frames)))
+    for number, frame in enumerate(frames):
+        sample.paste(frame.resize(quarter, Image.Resampling.NEAREST), (0, number * quarter[1]))
+    palette = sample.quantize(256, method=Image.Quantize.MEDIANCUT)
+    first, *others = (f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames)
+    milliseconds = [_STILL_MS, *[_WORD_MS] * (len(others) - 1), _STILL_MS][: len(frames)]
+    options = {"save_all": True, "append_images": others, "loop": 0, "optimize": False}
+    file = io.BytesIO()
+    first.save(file, format="GIF", duration=milliseconds, **options)
+    return file.getvalue()
 
 
 def contact_sheet(

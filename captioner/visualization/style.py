@@ -1,7 +1,4 @@
-"""How attention is shown: settings, the one scale of all pictures, and what each style paints.
-
-The browser viewer (viewer.js) paints by the same tables, which `viewer_tables` hands to it.
-"""
+"""How attention is shown: settings, the one scale of all pictures, what each style paints."""
 
 from __future__ import annotations
 
@@ -67,10 +64,9 @@ class OverlayStyle:
 
     Args:
         kind: `focus` keeps the image's own colours where attention is high, turns it to a lifted
-            grey where it is low, and draws LINES of equal attention. `light` dims the image where
-            attention is low and lights it with a warm white where it is high, like the figures of
-            the paper. `colour` turns the image grey and lays colours over it. `contour` only draws
-            the lines, `mask` only dims.
+            grey where it is low, and draws lines of equal attention. `light` dims the image where
+            attention is low and lights it where it is high, like the figures of the paper.
+            `colour` lays colours over the grey image. `contour` only draws lines, `mask` only dims.
         smooth: Interpolate between cells; False shows them as they are.
         colour_map: Colours of `colour`.
         opacity: Strength of the effect, 0 to 1; None is the style's default. Lines are opaque.
@@ -96,21 +92,11 @@ class OverlayStyle:
         return style if isinstance(style, cls) else cls(style or "focus")  # type: ignore[arg-type]
 
     @property
-    def strength(self) -> float:
-        """The opacity, or the default of the style."""
-        return DEFAULT_OPACITY[self.kind] if self.opacity is None else self.opacity
-
-    @property
-    def paint(self) -> Paint:
-        """What the style lays over what."""
-        return paint_of(self.kind, self.colour_map)
-
-    @property
     def lines(self) -> tuple[tuple[float, float], ...]:
         """The lines of equal attention that are drawn: multiples of uniform, and their widths."""
-        return tuple(line for line in LINES if self.paint.lines and line[0] >= self.threshold)
+        drawn = LINES if paint_of(self.kind, self.colour_map).lines else ()
+        return tuple(line for line in drawn if line[0] >= self.threshold)
 
-    @lru_cache(maxsize=8)  # noqa: B019  (styles are small, and a run has one)
     def ramp(self, width: int, height: int) -> Image.Image:
         """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
         levels = np.linspace(0, 255, width).round().astype(np.uint8)
@@ -120,33 +106,29 @@ class OverlayStyle:
         picture = Image.composite(above, layers.base, alpha).resize((width, height))
         for heat, thick in self.lines:
             wide = round(thick * height / 14) + 1
-            left = round((width - 1) * scale_position(heat)) - wide // 2
+            left = round((width - 1) * scale_octaves(heat) / OCTAVES) - wide // 2
             picture.paste(CASING_COLOUR, (left - 1, 0, left + wide + 1, height))
             picture.paste(LINE_COLOUR, (left, 0, left + wide, height))
         return picture
 
 
 class Layers:
-    """The two images that a style lays over each other, made once for all words of a caption.
-
-    Attributes:
-        alpha: How strongly the upper one covers the lower, by level of attention, uint8 [256].
-        colours: Of the upper one, by level of attention, uint8 [256, 3]; None: it is the photo.
-    """
+    """The two images that a style lays over each other, made once for all words of a caption."""
 
     def __init__(self, photo: Image.Image, style: OverlayStyle) -> None:
         self.photo = self.base = photo
-        self.style, paint = style, style.paint
-        below = int(scale_levels(scale_octaves(np.array(style.threshold))))
-        alpha, self.colours = paint.alpha.copy(), paint.colours
+        self.style, paint = style, paint_of(style.kind, style.colour_map)
+        below = scale_levels(scale_octaves(style.threshold))
+        strength = DEFAULT_OPACITY[style.kind] if style.opacity is None else style.opacity
+        alpha, colours = paint.alpha.copy(), paint.colours
         alpha[:below] = 0.0 if style.kind == "colour" else alpha[0]
-        if self.colours is None:
-            alpha = 1 - style.strength * (1 - alpha)
+        if colours is None:
+            alpha = 1 - strength * (1 - alpha)
         else:
-            alpha *= style.strength
-            self.colours = self.colours.copy()
-            self.colours[:below] = self.colours[0]
-        self.alpha = (255 * alpha + 0.5).astype(np.uint8)
+            alpha *= strength
+            colours = np.where(np.arange(256)[:, None] < below, colours[0], colours)
+        # Of the upper image, by level of attention: [256] and [256, 3]; None: it is the photo.
+        self._alpha, self._colours = (255 * alpha + 0.5).astype(np.uint8), colours
         if paint.base != "photo":
             grey = photo.convert("L")
             if paint.base == "lifted":
@@ -155,23 +137,17 @@ class Layers:
 
     def above(self, levels: np.ndarray) -> tuple[Image.Image, Image.Image]:
         """Return the upper image and its opacity for levels of attention, uint8 [height, width]."""
-        colours = self.colours
-        above = self.photo if colours is None else Image.fromarray(colours[levels])
-        return above, Image.fromarray(self.alpha.take(levels))
+        above = self.photo if self._colours is None else Image.fromarray(self._colours[levels])
+        return above, Image.fromarray(self._alpha.take(levels))
 
 
-def scale_position(heat: float) -> float:
-    """Return where an attention above 0 stands on the scale, from 0 to 1.
+def scale_octaves(heat: Any) -> Any:
+    """Return how many octaves attention (a number or an array) stands above SCALE_LOW.
 
-    >>> scale_position(0.5), scale_position(1.0), scale_position(16.0), scale_position(90.0)
-    (0.0, 0.2, 1.0, 1.0)
+    >>> float(scale_octaves(0.1)), float(scale_octaves(1.0)), float(scale_octaves(90.0)), OCTAVES
+    (0.0, 1.0, 5.0, 5.0)
     """
-    return min(max(math.log2(heat / SCALE_LOW) / OCTAVES, 0.0), 1.0)
-
-
-def scale_octaves(heat: np.ndarray) -> np.ndarray:
-    """Return how many octaves each attention stands above SCALE_LOW, within the scale."""
-    return np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH)) + 1
+    return np.log2(np.clip(heat, SCALE_LOW, SCALE_HIGH)) - math.log2(SCALE_LOW)
 
 
 def scale_levels(octaves: np.ndarray) -> np.ndarray:
@@ -211,12 +187,9 @@ def paint_of(kind: StyleName, colour_map: ColourMap) -> Paint:
 
 
 def viewer_tables() -> dict[str, Any]:
-    """Return all that the browser viewer (viewer.js) paints by, as plain values for JSON.
-
-    In `styles`, `above` names a table of `colours`, or is null for the photo itself.
-    """
-    styles: dict[str, dict[str, Any]] = {}
+    """Return all that the browser viewer (viewer.js) paints by, as plain values for JSON."""
     colours: dict[str, str] = {name: bytes(colour_table(name)).hex() for name in COLOUR_MAPS}
+    styles = {}
     for kind in STYLES:
         paint = paint_of(kind, "viridis")
         above = None if paint.colours is None else "map" if kind == "colour" else kind
@@ -224,7 +197,7 @@ def viewer_tables() -> dict[str, Any]:
             colours[kind] = bytes(paint.colours).hex()
         styles[kind] = {
             "base": paint.base,
-            "above": above,
+            "above": above,  # a key of `colours`, "map" the chosen one; None: the photo itself
             "alpha": [round(float(value), 4) for value in paint.alpha],
             "lines": paint.lines,
             "opacity": DEFAULT_OPACITY[kind],

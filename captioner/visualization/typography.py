@@ -20,16 +20,15 @@ RULE = "#b8c0ca"  # hairlines
 def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeTypeFont:
     """Return DejaVu Sans, or for a text with letters that it lacks, a font of the system.
 
-    DejaVu Sans, which comes with matplotlib, has β, × and the letters of most alphabets, but no
-    Chinese, Japanese or Korean. Where no font has a letter, stderr says so once.
+    DejaVu Sans, which comes with matplotlib, has no Chinese, Japanese or Korean. Where no font has
+    a letter, stderr says so once.
     """
     lacking = "" if text.isascii() else "".join(sorted(set(text) - _letters(_dejavu(bold))))
     return _face((lacking and _font_with(lacking)) or _dejavu(bold), size_px)
 
 
-@lru_cache(maxsize=64)
-def _face(path: str, size_px: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(path, size_px)
+_face = lru_cache(maxsize=64)(ImageFont.truetype)
+_warn_once = lru_cache(maxsize=16)(logger.warning)
 
 
 @lru_cache(maxsize=2)
@@ -69,26 +68,17 @@ def _font_with(characters: str) -> str | None:
     return best if missing != wanted else None
 
 
-@lru_cache(maxsize=16)
-def _warn_once(sentence: str) -> None:
-    logger.warning(sentence)
-
-
 def one_line(text: str) -> str:
     """Return the text without line breaks and other characters that cannot be drawn."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
+def _shorten(text: str, face: ImageFont.FreeTypeFont, width_px: float) -> str:
     """Return the text, or as much of its start as fits in the width, and an ellipsis."""
     if face.getlength(text) <= width_px:
         return text
-    fits = bisect_right(
-        range(1, len(text)),
-        width_px,
-        key=lambda end: face.getlength(text[:end].rstrip() + "…"),
-    )
-    return text[:fits].rstrip() + "…"
+    cut = [text[:end].rstrip() + "…" for end in range(len(text))]
+    return cut[max(0, bisect_right(cut, width_px, key=face.getlength) - 1)]
 
 
 @lru_cache(maxsize=1024)
@@ -101,7 +91,7 @@ def fit(
         if face.getlength(text) <= width_px:
             return text, face
     face = font(smallest_px, bold=bold, text=text)
-    return shorten(text, face, width_px), face
+    return _shorten(text, face, width_px), face
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines: int) -> list[str]:
@@ -111,9 +101,9 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
     """
     lines: list[str] = []
     line = ""
-    words: list[str] = []  # each with the space before it
+    words = [""]  # each with the space before it
     for character in text:
-        if not words or character == " " or begins_unspaced(character):
+        if character == " " or begins_unspaced(character):
             words.append("")
         words[-1] += character
     for position, word in enumerate(words):
@@ -122,11 +112,11 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
             line = longer
         elif len(lines) == max_lines - 1:
             rest = "".join(words[position:])
-            return [*lines, shorten((line + rest).lstrip(), face, width_px)]
+            return [*lines, _shorten((line + rest).lstrip(), face, width_px)]
         else:
             if line:
                 lines.append(line)
-            line = shorten(word.lstrip(), face, width_px)
+            line = _shorten(word.lstrip(), face, width_px)
     return [*lines, line]
 
 
@@ -134,10 +124,7 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
 def text_mask(
     text: str, face: ImageFont.FreeTypeFont, anchor: str, right_px: float, down_px: float
 ) -> tuple[Image.Image, int, int]:
-    """Return how text covers pixels, and where its left and top are from its anchor.
-
-    The anchor lies part of a pixel right of and below a whole one.
-    """
+    """Return how text covers pixels, and its left and top from the whole pixel of its anchor."""
     left, top, right, bottom = map(round, face.getbbox(text, anchor=anchor))
     mask = Image.new("L", (right - left + 4, bottom - top + 4))
     place = (2 - left + right_px, 2 - top + down_px)

@@ -6,10 +6,9 @@ The photo is in the file once. matplotlib makes this module slow to import.
 from __future__ import annotations
 
 import io
-import math
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -20,16 +19,17 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse, Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
-from PIL import Image, ImageFont
+from PIL import Image
+from PIL.ImageFont import FreeTypeFont
 
 from captioner.visualization.files import data_url
-from captioner.visualization.overlay import Box, casing_px, draw_marks, line_unit, word_heat
+from captioner.visualization.heat import attention_heat
+from captioner.visualization.overlay import Box, draw_marks, line_widths
 from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,
     LINE_COLOUR,
     MIN_LINE_PX,
-    SCALE_LOW,
     Layers,
     OverlayStyle,
     scale_levels,
@@ -56,32 +56,20 @@ class VectorPage:
         self._pictures: dict[int, _Picture] = {}  # the first of each image, by the image's id
 
     def text(
-        self,
-        xy: tuple[float, float],
-        text: str,
-        *,
-        fill: str,
-        font: ImageFont.FreeTypeFont,
-        anchor: Literal["ls", "ms", "rs", "lm", "rm"],
+        self, xy: tuple[float, float], text: str, *, fill: str, font: FreeTypeFont, anchor: str
     ) -> None:
         """Write text as ImageDraw does; anchor: left, middle, right; s baseline, m middle."""
         x, y = xy
         if anchor[1] == "m":
             ascent, descent = font.getmetrics()
             y += (ascent - descent) / 2
-        across = {"l": "left", "m": "center", "r": "right"}[anchor[0]]
         face = FontProperties(fname=str(font.path), size=_points(font.size))
-        self._add(
-            Text(x, y, text, color=fill, ha=across, va="baseline", font=face, parse_math=False)
-        )
+        options: Any = {"ha": {"l": "left", "m": "center", "r": "right"}[anchor[0]]}
+        artist = Text(x, y, text, color=fill, font=face, parse_math=False, **options)
+        self._add(artist)
 
     def rectangle(
-        self,
-        xy: tuple[float, float, float, float],
-        *,
-        fill: str | None = None,
-        outline: str | None = None,
-        width: int = 1,
+        self, xy: tuple[float, ...], *, fill: str = "", outline: str = "", width: int = 1
     ) -> None:
         """Draw a box whose corner pixels are both inside, as ImageDraw does."""
         x0, y0, x1, y1 = xy
@@ -91,7 +79,7 @@ class VectorPage:
             inner = (x0 + width / 2, y0 + width / 2), x1 + 1 - x0 - width, y1 + 1 - y0 - width
             self._add(Rectangle(*inner, fill=False, ec=outline, lw=_points(width)))
 
-    def ellipse(self, xy: tuple[float, float, float, float], *, fill: str) -> None:
+    def ellipse(self, xy: tuple[float, ...], *, fill: str) -> None:
         """Fill the ellipse in a box."""
         x0, y0, x1, y1 = xy
         self._add(Ellipse(((x0 + x1) / 2, (y0 + y1) / 2), x1 - x0, y1 - y0, fc=fill, lw=0))
@@ -106,8 +94,8 @@ class VectorPage:
         Args:
             mask: How strongly it covers what is below, grey, of any resolution.
         """
-        known = self._pictures.get(id(image))
-        picture = _Picture(image, box, mask, known, number=len(self._axes.get_children()))
+        name = f"picture{len(self._axes.get_children())}"
+        picture = _Picture(image, box, mask, self._pictures.get(id(image)), name)
         self._pictures.setdefault(id(image), picture)
         self._add(picture)
 
@@ -115,43 +103,45 @@ class VectorPage:
         """Draw the map of a word over the photo in a box, with its marks."""
         style = layers.style
         size = (box[2] - box[0]) // _MAP_STEP_PX + 1, (box[3] - box[1]) // _MAP_STEP_PX + 1
-        heat = word_heat(caption, index, size, smooth=style.smooth)
+        smooth_heat, heat = (
+            attention_heat(caption.maps[index], caption.geometry, size, smooth=smooth)
+            for smooth in (True, style.smooth)
+        )
         above, alpha = layers.above(scale_levels(scale_octaves(heat)))
         self.paste(layers.base, box)
         if above is not layers.base:  # `contour` has lines alone
             self.paste(above, box, alpha)
-        self._draw_lines(scale_octaves(word_heat(caption, index, size)), style, box)
+        self._draw_lines(scale_octaves(smooth_heat), style, box)
         draw_marks(self, caption, index, box)
 
     def _draw_lines(self, octaves: np.ndarray, style: OverlayStyle, box: Box) -> None:
         """Draw lines of equal attention on their dark seams."""
         left, top, right, bottom = box
-        unit = line_unit((right - left, bottom - top))
-        widths = {math.log2(heat / SCALE_LOW): wide * unit for heat, wide in style.lines}
+        unit, seam = line_widths((right - left, bottom - top))
+        widths = {scale_octaves(heat): wide * unit for heat, wide in style.lines}
         levels = [level for level in widths if octaves.min() < level < octaves.max()]
         if not levels:
             return
         rows, columns = octaves.shape
         x = left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns
         y = top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows
-        for grown, colour, opacity in (
-            (2 * casing_px(unit), CASING_COLOUR, CASING_OPACITY),
+        grid = x, y, np.pad(octaves, 1, mode="edge")
+        wide = [max(MIN_LINE_PX, widths[level]) for level in levels]
+        for grown, colour, alpha in (
+            (2 * seam, CASING_COLOUR, CASING_OPACITY),
             (0, LINE_COLOUR, 1),
         ):
             self._axes.contour(
-                *(x, y, np.pad(octaves, 1, mode="edge"), levels),
+                *(*grid, levels),
                 colors=colour,
-                linewidths=[_points(max(MIN_LINE_PX, widths[level]) + grown) for level in levels],
-                alpha=opacity,
+                linewidths=[_points(px + grown) for px in wide],
+                alpha=alpha,
                 zorder=len(self._axes.get_children()),
             )
 
     def to_bytes(self, kind: str) -> bytes:
-        """Return the page as a PDF or SVG file: the same page, the same bytes."""
-        with warnings.catch_warnings():
-            # Of letters that no font has: `font` says so, once.
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
-            return figure_bytes(self.figure, kind, title=self.title, facecolor="white")
+        """Return the page as a PDF or SVG file."""
+        return figure_bytes(self.figure, kind, title=self.title, facecolor="white")
 
     def _add(self, artist: Artist) -> None:
         """Add an artist above all before it."""
@@ -161,13 +151,9 @@ class VectorPage:
 
 
 class _Picture(Artist):
-    """An image in a box.
+    """An image in a box, with `earlier` the first picture of the same image on the page if any.
 
     The images of matplotlib (imshow) are in a file once for every time that they are drawn.
-
-    Args:
-        earlier: Another picture of the same image on the page.
-        number: Another one for each picture of a page.
     """
 
     def __init__(
@@ -176,12 +162,10 @@ class _Picture(Artist):
         box: Box,
         mask: Image.Image | None,
         earlier: _Picture | None,
-        *,
-        number: int,
+        name: str,
     ) -> None:
         super().__init__()
-        self.image, self.box, self.mask, self.earlier = image, box, mask, earlier
-        self.name = f"picture{number}"
+        self.image, self.box, self.mask, self.earlier, self.name = image, box, mask, earlier, name
         if earlier is not None and mask is None:
             self.pixels: np.ndarray = earlier.pixels  # by which matplotlib knows it again
             return
@@ -201,10 +185,8 @@ class _Picture(Artist):
         x1, y1 = self.get_transform().transform((right, top))
         width, height = x1 - x0, y1 - y0
         if hasattr(renderer, "writer"):
-            self._write(
-                renderer.writer,
-                f"translate({x0:g} {renderer.height - y1:g}) scale({width:g} {height:g})",
-            )
+            corner = f"{x0:g} {renderer.height - y1:g}"
+            self._write(renderer.writer, f"translate({corner}) scale({width:g} {height:g})")
         elif renderer.option_scale_image():  # a PDF
             transform = Affine2D().scale(width, height)
             renderer.draw_image(renderer.new_gc(), x0, y0, self.pixels, transform)
@@ -218,9 +200,8 @@ class _Picture(Artist):
         unit = {"width": "1", "height": "1", "preserveAspectRatio": "none"}
         svg.start("defs")
         if self.earlier is None:
-            svg.element(
-                "image", attrib={"id": self.name, "xlink:href": data_url(self.image), **unit}
-            )
+            attributes = {"id": self.name, "xlink:href": data_url(self.image), **unit}
+            svg.element("image", attrib=attributes)
         masked = {}
         if self.mask is not None:
             masked = {"mask": f"url(#mask-{self.name})"}
@@ -237,19 +218,13 @@ def _points(pixels: float) -> float:
 
 
 def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> bytes:
-    """Return a figure as PNG, PDF or SVG: the same figure, the same bytes.
-
-    Args:
-        options: Of `Figure.savefig`.
-    """
+    """Return a figure as PNG, PDF or SVG: the same figure, the same bytes; options of savefig."""
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
     # 42: TrueType, which journals ask for. Letters of an SVG are shapes, for want of the font.
-    settings: dict[Any, Any] = {
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "captioner",
-    }
+    settings: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "captioner"}
     file = io.BytesIO()
-    with _RC_CONTEXT, matplotlib.rc_context(settings):
+    with _RC_CONTEXT, matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Of letters that no font has: `font` says so, once.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(file, format=kind, metadata={"Title": title, **undated}, **options)
     return file.getvalue()

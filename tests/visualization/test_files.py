@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import itertools
 import pkgutil
 
@@ -10,17 +11,14 @@ import pytest
 from PIL import Image
 
 import captioner.visualization
-from captioner.visualization.files import output_names, save_png, word_names
+from captioner.visualization.files import output_names, png, word_names
 
 
-def test_a_saved_picture_reads_back_and_its_folder_is_made(tmp_path):
+def test_a_png_reads_back_as_the_same_pixels():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
-    path = tmp_path / "a" / "b" / "photo.attention.png"
-    save_png(image, path)
-    with Image.open(path) as back:
+    with Image.open(io.BytesIO(png(image))) as back:
         assert back.format == "PNG"
         assert back.tobytes() == image.tobytes()
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():
@@ -69,4 +67,4 @@ def test_the_examples_in_the_documentation_are_true():
         results = doctest.testmod(importlib.import_module(module.name))
         assert results.failed == 0
         tried += results.attempted
-    assert tried >= 4
+    assert tried >= 3

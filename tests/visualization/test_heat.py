@@ -9,18 +9,12 @@ from PIL import Image
 from captioner.data.images import open_image
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.types import Geometry
-from captioner.visualization.heat import attention_heat, is_flat, peak, peaks
+from captioner.visualization.heat import attention_heat, peaks
 
 WHOLE = Geometry(300, 200, 0, 0, 300, 200)
 LETTERBOX = Geometry(300, 200, 0, -50, 300, 300)
 CROP = Geometry(300, 200, 60, 20, 150, 120)
 MIRRORED = Geometry(300, 200, 10, -30, 250, 240, flipped=True)
-
-
-def one_hot(rows, columns, row, column):
-    cells = np.zeros((rows, columns), dtype=np.float32)
-    cells[row, column] = 1.0
-    return cells
 
 
 def centre_of(heat):
@@ -73,9 +67,7 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
     rows, columns = grid
     seen = pixels[0].numpy().reshape(rows, 252 // rows, columns, 252 // columns)
     hot = seen.clip(0).mean(axis=(1, 3))  # letterbox padding is 0, black is below
-    heat = attention_heat(
-        hot / hot.sum(), geometry, width_px=photo.width, height_px=photo.height, smooth=smooth
-    )
+    heat = attention_heat(hot / hot.sum(), geometry, photo.size, smooth=smooth)
     x, y = centre_of(heat)
     assert abs(x - spot[0]) < 0.15 * geometry.width_px / columns  # of a cell
     assert abs(y - spot[1]) < 0.15 * geometry.height_px / rows
@@ -84,7 +76,7 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
 @pytest.mark.parametrize("geometry", [WHOLE, LETTERBOX, CROP, MIRRORED])
 def test_raw_heat_is_that_of_the_cell_whose_box_holds_the_pixel(geometry):
     cells = np.random.default_rng(0).dirichlet(np.ones(63)).reshape(7, 9)
-    heat = attention_heat(cells, geometry, width_px=30, height_px=20, smooth=False)
+    heat = attention_heat(cells, geometry, (30, 20), smooth=False)
     expected = np.zeros((20, 30))
     for y in range(20):
         for x in range(30):
@@ -99,7 +91,7 @@ def test_raw_heat_is_that_of_the_cell_whose_box_holds_the_pixel(geometry):
 def test_smooth_heat_keeps_the_cells_values_and_is_a_cubic_between_them():
     cells = np.random.default_rng(1).dirichlet(np.ones(12)).reshape(3, 4)
     step = 41  # odd, so that a pixel lies on every centre
-    heat = attention_heat(cells, WHOLE, width_px=4 * step, height_px=3 * step)
+    heat = attention_heat(cells, WHOLE, (4 * step, 3 * step))
     np.testing.assert_allclose(heat[step // 2 :: step, step // 2 :: step], cells * 12, rtol=1e-5)
     # Between two neighbours, by the cubic through four points (mirrored at the border).
     line = np.pad(cells[1] * 12, 2, mode="symmetric")
@@ -117,7 +109,7 @@ def test_smooth_heat_keeps_the_cells_values_and_is_a_cubic_between_them():
 def test_uniform_attention_is_one_everywhere(size, grid, smooth):
     uniform = np.full(grid, 1 / (grid[0] * grid[1]))
     for geometry in (WHOLE, LETTERBOX):
-        heat = attention_heat(uniform, geometry, width_px=size[0], height_px=size[1], smooth=smooth)
+        heat = attention_heat(uniform, geometry, size, smooth=smooth)
         np.testing.assert_allclose(heat, 1, rtol=1e-5)
 
 
@@ -126,11 +118,3 @@ def test_peaks_are_the_highest_cell_and_others_at_least_half_as_high():
     cells[1, 1], cells[1, 2], cells[5, 7], cells[3, 4] = 0.3, 0.2, 0.16, 0.1
     assert peaks(cells / cells.sum(), 3.0) == [10, 52]  # not its neighbour, nor a third of it
     assert peaks(np.full((7, 9), 1 / 63), 3.0) == []
-
-
-def test_a_caption_is_flat_when_no_cell_of_any_word_stands_out(make_caption):
-    nearly_flat = np.random.default_rng(6).dirichlet(np.full(63, 500.0), size=2).reshape(2, 7, 9)
-    assert peak(nearly_flat[0]) == pytest.approx(nearly_flat[0].max() * 63)
-    assert is_flat(make_caption((300, 200), ["a", "dog"], maps=nearly_flat))
-    sharp = make_caption((300, 200), ["a", "dog"], maps=[nearly_flat[0], one_hot(7, 9, 3, 4)])
-    assert not is_flat(sharp)
