@@ -54,10 +54,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.checkpoint import model_folder
+    from captioner.checkpoint import add_files, model_folder
     from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.evaluation.calibration import collect, fit, write_calibrator
+    from captioner.evaluation.calibration import collect, fit
     from captioner.evaluation.results import write_json
+    from captioner.generation.confidence import CALIBRATOR
 
     if arguments.output:
         check_writable(arguments.output)  # before the photos are captioned
@@ -84,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for end, split, part in zip(ends, splits, images, strict=True)
     ]
     calibrator, report = fit(data, right_from=arguments.right_from)
-    write_calibrator(folder, calibrator)
+    add_files(folder, {CALIBRATOR: calibrator.to_json()})
     if arguments.output:
         write_json(arguments.output, report)
     show(f"{'':30} photos   right  calibration error  area under the curve")
@@ -100,5 +101,5 @@ def _run(arguments: argparse.Namespace) -> int:
         f"unsure below {calibrator.threshold:.2f}: {everything['unsure']:.1%} of all, "
         f"{everything['unsure_right']:.1%} of the right ones"
     )
-    show(str(folder / "calibrator.json"))
+    show(str(folder / CALIBRATOR))
     return 0

@@ -70,11 +70,12 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     With references, both files are scored anew, so that they are compared in the same way.
     """
     from captioner.cli.evaluate import score_file
-    from captioner.evaluation.results import image_scores, read_results
+    from captioner.evaluation.intervals import ImageScores
+    from captioner.evaluation.results import read_results
 
     if arguments.root is not None:
         content = score_file(path, parsing.chosen_data(arguments), arguments.split)
-        return content["signature"], image_scores(content)
+        return content["signature"], ImageScores.of(content["images"])
     found = read_results(path)
     if found is None:
         raise DataError(

@@ -209,13 +209,12 @@ def _caption_split(
 
 def _objects(images: Sequence[CaptionedImage], arguments: argparse.Namespace) -> Objects | None:
     """Return the objects on which grounding is measured, if an option names them."""
-    from captioner.evaluation.evaluate import object_keys
     from captioner.evaluation.objects import Objects
 
     if not arguments.objects:
         return None
     objects = Objects(*arguments.objects)
-    known = len(object_keys(objects, images))
+    known = sum(objects.image(image.path) is not None for image in images)
     if not known:
         raise DataError(
             f"--objects: none of the {len(images)} photos is in there, found by its name; name "

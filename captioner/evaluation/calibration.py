@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import add_files
 from captioner.data.inputs import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.cider import CiderD
@@ -20,7 +18,6 @@ from captioner.evaluation.metrics import tokenize
 from captioner.generation import search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import (
-    CALIBRATOR,
     FEATURES,
     Calibrator,
     attended_vector,
@@ -63,8 +60,6 @@ def caption_scores(
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
     Args:
-        captions: N captions.
-        references: References of each.
         training: Captions of each training image, whose document frequencies are used; without
             them those of the references.
     """
@@ -91,6 +86,7 @@ def collect(
     Raises:
         DataError: No image can be read.
     """
+    engine = captioner.engine
     rows, texts, references = [], [], []
 
     def failed(image: CaptionedImage, error: ImageError) -> None:
@@ -100,10 +96,8 @@ def collect(
     with progress_bar(total=len(images), desc=name, unit="photo") as bar:
         for batch in opened(((image, image.path) for image in images), failed, captioner.device):
             grid, _ = captioner.encode([photo for _, photo in batch])
-            hypotheses = search(
-                captioner.engine.decoder, grid, captioner.options(), captioner.engine.search_graphs
-            )
-            of_images = zip(batch, hypotheses, to_numpy(grid.features), strict=True)
+            results = search(engine.decoder, grid, captioner.options(), engine.search_graphs)
+            of_images = zip(batch, results, to_numpy(grid.features), strict=True)
             for (image, _), found, vectors in of_images:
                 features = confidence_features(found, vectors)
                 scalars = [features[name] for name in FEATURES]
@@ -144,35 +138,33 @@ def fit(
         directions = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)[2][:DIRECTIONS]
         directions = directions.round(5)
     features = np.hstack([features, vectors @ directions.T])
+    empty = Calibrator(
+        (), (), (), 0.0, 0.0, right_from, directions=tuple(map(tuple, directions.tolist()))
+    )
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):
         inside = folds != fold
-        calibrator = _fit_logistic(features[inside], right[inside], right_from, directions)
+        calibrator = _fit_logistic(empty, features[inside], right[inside])
         predicted[~inside] = calibrator.probabilities(features[~inside])
     calibrator = replace(
-        _fit_logistic(features, right, right_from, directions),
+        _fit_logistic(empty, features, right),
         threshold=float(np.quantile(predicted[right], MARKED_RIGHT, method="lower")),
         fitted_on=", ".join(f"{each.name} ({len(each.scores)} photos)" for each in data),
     )
-    report: dict[str, Any] = {"all": calibration_report(predicted, right, calibrator.threshold)}
-    ends = np.cumsum([len(each.scores) for each in data])[:-1]
-    parts = zip(data, np.split(predicted, ends), np.split(right, ends), strict=True)
-    for each, confidence, is_right in parts:
-        report[each.name] = calibration_report(confidence, is_right, calibrator.threshold)
+    report = {"all": calibration_report(predicted, right, calibrator.threshold)}
+    start = 0
+    for each in data:
+        part = slice(start, start := start + len(each.scores))
+        report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
     return calibrator, report
 
 
-def _fit_logistic(
-    features: np.ndarray, right: np.ndarray, right_from: float, directions: np.ndarray
-) -> Calibrator:
+def _fit_logistic(empty: Calibrator, features: np.ndarray, right: np.ndarray) -> Calibrator:
     """Minimise the negative log-likelihood plus RIDGE / 2 x squared weights, by Newton's method."""
-    known = [column[~np.isnan(column)] for column in features.T]
-    mean = np.array([values.mean() if len(values) else 0.0 for values in known])
-    scale = np.array([values.std() if len(values) else 0.0 for values in known])
+    mean, scale = features.mean(0), features.std(0)
     scale[scale < 1e-9] = 1.0
-    inputs = np.nan_to_num((features - mean) / scale)
-    inputs = np.column_stack([inputs, np.ones(len(inputs))])
+    inputs = np.column_stack([(features - mean) / scale, np.ones(len(features))])
     ridge = np.diag([RIDGE] * features.shape[1] + [1e-6])
     weights = np.zeros(inputs.shape[1])
     for _ in range(100):
@@ -183,15 +175,9 @@ def _fit_logistic(
         weights -= step / max(1.0, float(np.abs(step).max()))
         if np.abs(step).max() < 1e-10:
             break
-    return Calibrator(
-        mean=tuple(mean.tolist()),
-        scale=tuple(scale.tolist()),
-        weights=tuple(weights[:-1].tolist()),
-        bias=float(weights[-1]),
-        threshold=0.0,
-        right_from=right_from,
-        directions=tuple(map(tuple, directions.tolist())),
-    )
+    vectors = {"mean": mean, "scale": scale, "weights": weights[:-1]}
+    found = {name: tuple(vector.tolist()) for name, vector in vectors.items()}
+    return replace(empty, **found, bias=float(weights[-1]))
 
 
 def calibration_report(
@@ -200,11 +186,10 @@ def calibration_report(
     """Return how well confidences [N] agree with what is right, bool [N].
 
     Returns:
-        num_images; right, the share; ece, the expected calibration error over the bins; auc, the
-        area under the receiver operating characteristic (None where all are right or wrong);
-        threshold, unsure and unsure_right, the shares of all and of the right captions below it;
-        bins of equal mass, each with its confidence, share right and count; risk_coverage, for
-        the surest tenth, two tenths, ... of the captions the share that is right.
+        num_images; right, the share; ece, the expected calibration error over the bins; auc (None
+        where all are right or wrong); threshold, unsure and unsure_right, the shares of all and of
+        the right captions below it; bins of equal mass; risk_coverage, for the surest tenth, two
+        tenths, ... of the captions the share that is right.
     """
     order = np.argsort(confidence, kind="stable")
     bins = []
@@ -232,14 +217,9 @@ def calibration_report(
 
 
 def area_under_curve(confidence: np.ndarray, right: np.ndarray) -> float | None:
-    """Return the share of pairs of a right and a wrong caption in which the right one is surer."""
+    """Return the area under the receiver operating characteristic; None if it is not defined."""
     if right.all() or not right.any():
         return None
     wrong = np.sort(confidence[~right])
     less, not_more = (np.searchsorted(wrong, confidence[right], side) for side in ("left", "right"))
     return float((less + not_more).mean() / 2 / len(wrong))
-
-
-def write_calibrator(folder: Path, calibrator: Calibrator) -> None:
-    """Write a calibrator into a model folder, with its sum in the manifest."""
-    add_files(folder, {CALIBRATOR: calibrator.to_json()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -49,30 +50,20 @@ class CiderD:
 
     def _pairwise(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
         """Return CIDEr-D [captions, references] of captions against each reference of an image."""
-        references = self.references[image]
-        counts = [_grams(caption) for caption in [*captions, *references]]
-        columns: dict[tuple[str, ...], int] = {}
-        for grams in counts:
-            for gram in grams:
-                columns.setdefault(gram, len(columns))
-        idf = np.array(
-            [self.log_images - math.log(max(1.0, self.frequency[gram])) for gram in columns]
-        )
+        counts = [_grams(caption) for caption in [*captions, *self.references[image]]]
+        columns = {gram: column for column, gram in enumerate(dict.fromkeys(chain(*counts)))}
+        idf = [self.log_images - math.log(max(1.0, self.frequency[gram])) for gram in columns]
         order = np.array([len(gram) for gram in columns])
-        vectors = np.zeros((len(counts), len(columns)))  # tf-idf
-        bigrams = np.zeros(len(counts))  # coco-caption measures lengths in bigrams
+        vectors = np.zeros((len(counts), len(columns)))
         for row, grams in enumerate(counts):
-            places = [columns[gram] for gram in grams]
-            vectors[row, places] = list(grams.values())
-            bigrams[row] = vectors[row, order == 2].sum()
+            vectors[row, [columns[gram] for gram in grams]] = list(grams.values())
+        bigrams = vectors[:, order == 2].sum(1)  # coco-caption measures lengths in bigrams
         vectors *= idf
-        candidates, truths = vectors[: len(captions)], vectors[len(captions) :]
-        penalty = np.exp(
-            -((bigrams[: len(captions), None] - bigrams[len(captions) :]) ** 2) / (2 * SIGMA**2)
-        )
-        total = np.zeros((len(captions), len(references)))
+        written = len(captions)
+        penalty = np.exp(-((bigrams[:written, None] - bigrams[written:]) ** 2) / (2 * SIGMA**2))
+        total = np.zeros_like(penalty)
         for n in range(1, MAX_N + 1):
-            a, b = candidates[:, order == n], truths[:, order == n]
+            a, b = np.split(vectors[:, order == n], [written])
             clipped = np.minimum(a[:, None], b[None])  # [captions, references, n-grams]
             norms = np.sqrt((a**2).sum(1))[:, None] * np.sqrt((b**2).sum(1))
             dots = np.einsum("crg,rg->cr", clipped, b)

@@ -16,7 +16,7 @@ from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.objects import ImageKey, Objects
+from captioner.evaluation.objects import Objects
 from captioner.evaluation.results import digest_of, results_of
 from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar
@@ -55,11 +55,10 @@ def evaluate(
     *,
     beam_size: int | None = None,
     at_test: HardAttentionMode | None = None,
-    training_captions: Sequence[str] | None = None,
     objects: Objects | None = None,
     faithfulness: int = 0,
-    time_limit_s: float = 600.0,
     signature: Mapping[str, object] | None = None,
+    **scoring: Any,
 ) -> Evaluation:
     """Caption images and score the captions against their references.
 
@@ -67,10 +66,10 @@ def evaluate(
         images: Images with references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
-        training_captions: Captions that are not among these count as novel; None counts none.
-        objects, faithfulness: As for `measure_attention`.
-        time_limit_s: Seconds for the scorers that are Java programs.
+        objects: COCO's instances, to measure whether attention lies on them; None does not.
+        faithfulness: Number of images on which attention is replaced and cells are deleted.
         signature: Entries to add to the results' signature.
+        scoring: `training_captions` and `time_limit_s` of `score_texts`.
 
     Raises:
         DataError: No image can be read or none has references.
@@ -88,18 +87,19 @@ def evaluate(
         known,
         confidence={image_id: caption.confidence for image_id, caption in written.items()},
         calibrator=captioner.calibrator,
-        training_captions=training_captions,
-        time_limit_s=time_limit_s,
         signature={
             **vars(config.decoding),
             "beam_size": beam_size or config.decoding.beam_size,
             "at_test": mode if captioner.has_hard_attention else None,
             **(signature or {}),
         },
+        **scoring,
     )
-    results |= measure_attention(
-        captioner, known, captions, objects=objects, faithfulness=faithfulness, at_test=at_test
-    )
+    if objects:
+        results["grounding"] = measure_grounding(captioner, written, known, objects, at_test)
+    if faithfulness:
+        first = known[:faithfulness]
+        results["attention"] = _replacements(captioner.in_torch(), first, at_test)
     return Evaluation(results, captions, unreadable)
 
 
@@ -158,7 +158,9 @@ def score_texts(
         texts: Caption of each image, by its id.
         images: The images, with references.
         confidence, calibrator: The captions' confidence, and what gave it.
-        training_captions, time_limit_s, signature: As for `evaluate`.
+        training_captions: Captions that are not among these count as novel; None counts none.
+        time_limit_s: Seconds for the scorers that are Java programs.
+        signature: Entries to add to the results' signature.
 
     Raises:
         DataError: There is nothing to score.
@@ -167,68 +169,39 @@ def score_texts(
     names = {image.image_id: image.path.name for image in images}
     logger.info("scoring the captions")
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
-    further: dict[str, object] = {"bias": bias_counts(texts, references)}
+    digest = {"photos": digest_of(names, references)}
+    signature = {**scores.signature, **(signature or {}), **digest}
+    results = results_of(scores, texts, signature=signature, names=names)
+    results["intervals"] = bootstrap_intervals(ImageScores.of(results["images"]))
+    results["statistics"] = corpus_statistics(list(texts.values()), training_captions)
+    results["bias"] = bias_counts(texts, references)
     if calibrator and confidence and "CIDEr" in scores.per_image:
         known = {i: sure for i, sure in confidence.items() if sure is not None}
         right = np.array([scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known])
         report = calibration_report(np.array(list(known.values())), right, calibrator.threshold)
-        further["calibration"] = {"right_from": calibrator.right_from, **report}
-    digest = {"photos": digest_of(names, references)}
-    return results_of(
-        scores,
-        texts,
-        signature={**scores.signature, **(signature or {}), **digest},
-        names=names,
-        intervals=bootstrap_intervals(ImageScores.of(scores.per_image, scores.counts)),
-        statistics=corpus_statistics(list(texts.values()), training_captions),
-        **further,
-    )
+        results["calibration"] = {"right_from": calibrator.right_from, **report}
+    return results
 
 
-def measure_attention(
+def measure_grounding(
     captioner: Captioner,
-    images: Sequence[CaptionedImage],
     captions: Mapping[ImageId, Caption],
-    *,
-    objects: Objects | None = None,
-    faithfulness: int = 0,
+    images: Sequence[CaptionedImage],
+    objects: Objects,
     at_test: HardAttentionMode | None = None,
-) -> dict[str, Any]:
-    """Measure whether attention lies on objects, and what captions lose without it.
+) -> dict[str, object]:
+    """Return the grounding of the model's captions, and of the images' first references.
 
     Args:
-        images: Images with references.
         captions: Captions by image id that the captioner wrote with `at_test`.
-        objects: COCO's instances; None measures no grounding.
-        faithfulness: Number of images on which attention is replaced and cells are deleted.
-
-    Returns:
-        `grounding` if there are objects; `attention` if `faithfulness` is above 0.
     """
-    found: dict[str, Any] = {}
-    if objects:
-        found["grounding"] = _grounding(captioner, images, captions, objects, at_test)
-    if faithfulness:
-        first = images[:faithfulness]
-        found["attention"] = _replacements(captioner.in_torch(), first, at_test)
-    return found
-
-
-def _grounding(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    captions: Mapping[ImageId, Caption],
-    objects: Objects,
-    at_test: HardAttentionMode | None,
-) -> dict[str, object]:
-    """Return the grounding of the model's captions, and of the images' first references."""
     written: list[GroundedWord] = []
     given: list[GroundedWord] = []
-    keys = object_keys(objects, images)
-    known = [image for image in images if image.image_id in keys]
     tokenizer = captioner.vocabulary.tokenizer
-    for image in progress_bar(known, desc="grounding", unit="photo"):
-        key = keys[image.image_id]
+    for image in progress_bar(images, desc="grounding", unit="photo"):
+        key = objects.image(image.path)
+        if key is None:
+            continue
         written += ground(in_whole_words(captions[image.image_id], tokenizer), key, objects)
         reference = next((text for text in image.captions if tokenizer.split(text)), None)
         if reference is None:
@@ -262,9 +235,3 @@ def _replacements(
         except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
             logger.warning(f"{image.path}: left out: {error}")
     return attention_summary(rows)
-
-
-def object_keys(objects: Objects, images: Sequence[CaptionedImage]) -> dict[ImageId, ImageKey]:
-    """Return the keys among the objects of the images that they know, by image id."""
-    keys = {image.image_id: objects.image(image.path) for image in images}
-    return {image_id: key for image_id, key in keys.items() if key is not None}

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.generation import Hypothesis, force_decode
@@ -51,21 +52,18 @@ class ReplacedSelect(nn.Module):
             weights = torch.full_like(scores, 1 / scores.shape[-1])
         elif self.kind == "random_cell":
             cells = torch.randint(scores.shape[-1], scores.shape[:-1], generator=self.generator)
-            weights = _one_hot(cells.to(scores.device), scores)
+            weights = one_hot(cells, scores.shape[-1]).to(scores)
         else:
             if self.first is None:
                 own: AttentionOutput = self.select(scores, *arguments)
-                self.first = own.weights if own.cells is None else _one_hot(own.cells, scores)
+                self.first = own.weights
+                if own.cells is not None:
+                    self.first = one_hot(own.cells, scores.shape[-1]).to(scores)
             weights = self.first
         # Scores whose softmax these weights are: the stage then takes the expectation over them.
         as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
         with hard_attention_mode("expectation"):
             return self.select(as_scores, *arguments)
-
-
-def _one_hot(cells: Tensor, like: Tensor) -> Tensor:
-    """Return weights [B, K, L], 1 for the cells [B, K]."""
-    return torch.zeros_like(like).scatter_(-1, cells.unsqueeze(-1), 1.0)
 
 
 class AttentionMeasure:
@@ -109,12 +107,12 @@ class AttentionMeasure:
             losses[kind] = loss(force_decode(decoder, grid, [captions])[0])
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
-        for suffix, removed in (("", attended), ("_control", at_random)):
-            grids = [_without_cells(grid, cells) for cells in removed]
-            losses[DELETION + suffix] = loss(
+        for name, removed in ((DELETION, attended), (f"{DELETION}_control", at_random)):
+            pairs = zip(captions, removed, strict=True)
+            losses[name] = loss(
                 [
-                    force_decode(self.decoder, each, [[tokens]])[0][0]
-                    for each, tokens in zip(grids, captions, strict=True)
+                    force_decode(self.decoder, _without_cells(grid, cells), [[tokens]])[0][0]
+                    for tokens, cells in pairs
                 ]
             )
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
@@ -143,9 +141,7 @@ def _without_cells(grid: Grid, removed: np.ndarray) -> Grid:
     return replace(grid, features=deleted(grid.features), local=local)
 
 
-def attention_summary(
-    images: Sequence[Mapping[str, np.ndarray]],
-) -> dict[str, dict[str, Any]]:
+def attention_summary(images: Sequence[Mapping[str, np.ndarray]]) -> dict[str, dict[str, Any]]:
     """Return means over words with 95 % bootstrap intervals over images.
 
     Args:
@@ -155,17 +151,16 @@ def attention_summary(
         For each name `value` and `interval`, and for the deletion `control` and
         `control_interval`, those of as many random cells. Nothing where there are no words.
     """
-
-    def mean_and_interval(name: str) -> tuple[float, tuple[float, float]]:
-        groups = [image[name].tolist() for image in images if len(image[name])]
-        return float(np.concatenate(groups).mean()), interval_of_mean(groups)
-
-    found: dict[str, dict[str, Any]] = {}
+    summary: dict[str, dict[str, Any]] = {}
     for name in (*REPLACEMENTS, DELETION, "cell_changes"):
-        if any(len(image[name]) for image in images):
-            value, interval = mean_and_interval(name)
-            found[name] = {"value": value, "interval": interval}
-            if name == DELETION:
-                control, interval = mean_and_interval(f"{name}_control")
-                found[name] |= {"control": control, "control_interval": interval}
-    return found
+        for kind, value, interval in (
+            (name, "value", "interval"),
+            (f"{name}_control", "control", "control_interval"),
+        ):
+            groups = [image[kind].tolist() for image in images if len(image.get(kind, ()))]
+            if groups:
+                mean = float(np.concatenate(groups).mean())
+                summary.setdefault(name, {}).update(
+                    {value: mean, interval: interval_of_mean(groups)}
+                )
+    return summary

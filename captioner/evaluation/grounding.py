@@ -1,7 +1,6 @@
 """Does attention lie on the object that a word names?
 
-Attention correctness (Liu et al. 2017) is the share of a word's attention inside the object; the
-pointing game (Zhang et al. 2018, "Excitation Backprop") asks whether the top cell hits it.
+Attention correctness: Liu et al. 2017; pointing game: Zhang et al. 2018, "Excitation Backprop".
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class GroundedWord:
     """One word of a caption that names an object in the image.
 
     Attributes:
-        image: The image's key in the annotations; words of one image share it.
-        category: COCO's category that it names.
-        figures: `correctness` and `hit` of the model's map, from 0 to 1; those of the controls:
-            `..._uniform` (the chance of a random cell), `..._centre` (a Gaussian, where
-            photographers put their objects), and `..._others` (the mean map of the caption's other
-            words, uniform where it has none); and `..._gain`, the model's minus `..._others`.
+        image: The image's key in the annotations.
+        figures: `correctness` (share of the map inside the object) and `hit` (whether its top cell
+            is) of the model's map, from 0 to 1; those of the controls: `..._uniform` (the chance of
+            a random cell), `..._centre` (a Gaussian, where photographers put their objects), and
+            `..._others` (the mean map of the caption's other words, uniform where it has none);
+            and `..._gain`, the model's minus `..._others`.
     """
 
     image: Hashable
@@ -44,7 +43,7 @@ class GroundedWord:
 def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[GroundedWord]:
     """Yield the words of a caption that name a category of which the image shows an object.
 
-    Cells or parts of them that lie on a letterbox's bars count for neither figure.
+    Cells or parts of them on a letterbox's bars do not count.
     """
     rows, columns = caption.maps.shape[-2:]
     uniform = np.full((rows, columns), 1 / (rows * columns))
@@ -65,15 +64,13 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
             on_image = (weights * seen).sum()
             share = (weights * seen * covered).sum() / on_image if on_image > 0 else 0.0
             figures[f"correctness{kind}"] = float(share)
-        chance = float(np.average(hits, weights=seen))
-        figures["hit"] = float(hits.flat[(attention * seen).argmax()])
-        figures["hit_uniform"] = chance
+            figures[f"hit{kind}"] = float(hits.flat[(weights * seen).argmax()])
+        chance = figures["hit_uniform"] = float(np.average(hits, weights=seen))
+        if not others_count:
+            figures["hit_others"] = chance
         # of several cells that are as near to the middle, the mean
         nearest = np.isclose(centre * seen, (centre * seen).max())
         figures["hit_centre"] = float(hits[nearest].mean())
-        figures["hit_others"] = (
-            float(hits.flat[(others * seen).argmax()]) if others_count else chance
-        )
         for name in ("correctness", "hit"):
             figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
         yield GroundedWord(image, word, category, figures)
@@ -124,13 +121,10 @@ def coverage(
         The share of each cell's part of the image that the mask covers, and the share of each cell
         that lies on the image: [rows, columns] each. Cells outside the image have 0 of both.
     """
-    down = _overlaps(
-        mask.shape[0], geometry.photo_height_px, geometry.top_px, geometry.height_px, rows
-    )
-    across = _overlaps(
-        mask.shape[1], geometry.photo_width_px, geometry.left_px, geometry.width_px, columns
-    )
-    if geometry.flipped:
+    g = geometry
+    down = _overlaps(mask.shape[0], g.photo_height_px, g.top_px, g.height_px, rows)
+    across = _overlaps(mask.shape[1], g.photo_width_px, g.left_px, g.width_px, columns)
+    if g.flipped:
         across = across[::-1]
     seen = np.outer(down.sum(1), across.sum(1))
     inside = down @ mask.astype(float) @ across.T
@@ -150,25 +144,22 @@ def _overlaps(
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:
     """Return whether the centre of each cell hits a mask: bool [rows, columns].
 
-    The mask may have another size than the image: the tolerance is in pixels of the mask.
+    It hits where it lies within TOLERANCE_PX of the middle of a pixel of the mask. The mask may
+    have another size than the image: the tolerance is in pixels of the mask.
     """
     down = mask.shape[0] / geometry.photo_height_px
     across = mask.shape[1] / geometry.photo_width_px
     hits = np.zeros((rows, columns), bool)
     for row, column in np.ndindex(rows, columns):
         x0, y0, x1, y1 = geometry.cell_box_px(row, column, rows, columns)
-        hits[row, column] = point_hits(mask, across * (x0 + x1) / 2, down * (y0 + y1) / 2)
+        x, y = across * (x0 + x1) / 2, down * (y0 + y1) / 2
+        # Only the surroundings of the point: images are large.
+        left, top = (max(0, int(start - TOLERANCE_PX) - 1) for start in (x, y))
+        right, bottom = (max(0, int(end + TOLERANCE_PX) + 2) for end in (x, y))
+        ys, xs = np.nonzero(mask[top:bottom, left:right])
+        distances = np.hypot(xs + left + 0.5 - x, ys + top + 0.5 - y)
+        hits[row, column] = (distances <= TOLERANCE_PX).any()
     return hits
-
-
-def point_hits(mask: np.ndarray, x_px: float, y_px: float) -> bool:
-    """Return whether a point lies within TOLERANCE_PX of the middle of a pixel of the mask."""
-    # Only the surroundings of the point: images are large.
-    top, left = max(0, int(y_px - TOLERANCE_PX) - 1), max(0, int(x_px - TOLERANCE_PX) - 1)
-    bottom, right = int(y_px + TOLERANCE_PX) + 2, int(x_px + TOLERANCE_PX) + 2
-    ys, xs = np.nonzero(mask[top : max(0, bottom), left : max(0, right)])
-    distances = np.hypot(xs + left + 0.5 - x_px, ys + top + 0.5 - y_px)
-    return bool((distances <= TOLERANCE_PX).any())
 
 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:

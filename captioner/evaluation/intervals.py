@@ -1,13 +1,13 @@
 """How sure a score is: corpus figures of any selection of images, and the bootstrap over them.
 
-BLEU and METEOR are functions of summed counts, the other metrics are means, so no scorer runs
-twice. CIDEr's document frequencies stay those of the whole set.
+BLEU and METEOR are functions of summed counts, so no scorer runs twice; the others are means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,23 +68,17 @@ class ImageScores:
     counts: dict[str, np.ndarray]
 
     @classmethod
-    def of(
-        cls,
-        per_image: Mapping[str, Mapping[Hashable, float]],
-        counts: Mapping[str, Mapping[Hashable, Sequence[float]]],
-    ) -> ImageScores:
-        """Build the statistics from the fields of `metrics.Scores`; ValueError without scores."""
-        if not per_image:
-            raise ValueError("no scores")
-        ids = list(next(iter(per_image.values())))
+    def of(cls, images: Sequence[Mapping[str, Any]]) -> ImageScores:
+        """Build the statistics from the entries of "images" in results.json."""
+        scores, counts = images[0]["scores"], images[0]["counts"]
         return cls(
-            ids,
+            [image["image_id"] for image in images],
             {
-                name: np.array([scores[i] for i in ids])
-                for name, scores in per_image.items()
+                name: np.array([image["scores"][name] for image in images])
+                for name in scores
                 if not name.startswith("Bleu") and name not in counts
             },
-            {name: np.array([rows[i] for i in ids], float) for name, rows in counts.items()},
+            {n: np.array([image["counts"][n] for image in images], float) for n in counts},
         )
 
     def corpus(self, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -161,16 +155,15 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
         drawn = second_drawn[name] - first_drawn[name]
         tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
         p = float(min(1.0, max(2 * tail, 1 / RESAMPLES)))
-        scores = float(first[name]), float(second[name])
-        found[name] = Difference(*scores, scores[1] - scores[0], *_interval(drawn), p)
+        one, other = float(first[name]), float(second[name])
+        found[name] = Difference(one, other, other - one, *_interval(drawn), p)
     return found
 
 
 def _drawn(scores: ImageScores, seed: int = 0) -> dict[str, np.ndarray]:
     """Return corpus figures [RESAMPLES] of bootstrap samples: images drawn with replacement.
 
-    A seed draws the same images from sets of the same size. They are drawn a hundred samples at a
-    time, to save memory: COCO has 40,000 images.
+    A hundred samples at a time, to save memory: COCO has 40,000 images.
     """
     generator, images = np.random.default_rng(seed), len(scores.image_ids)
     parts = []
@@ -181,6 +174,5 @@ def _drawn(scores: ImageScores, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the LEVEL percentile interval of values [RESAMPLES]."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -1,18 +1,15 @@
 """BLEU, METEOR, ROUGE-L and CIDEr of captions against references, as the field reports them.
 
-The figures are those of pycocoevalcap (the coco-caption code). A tokenised caption is one string,
-its words lower-cased and separated by single spaces, without punctuation.
+The figures are those of pycocoevalcap (the coco-caption code).
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from importlib.metadata import version
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from captioner.data.checks import has_words
@@ -22,7 +19,7 @@ from captioner.registry import METRICS
 
 PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
 PYTHON_TOKENIZER = "python (nltk)"
-ONE_IMAGE = "not defined: its document frequencies need at least two photos"
+PACKAGE = f"pycocoevalcap {version('pycocoevalcap')}"
 
 ImageId = TypeVar("ImageId", int, str, "int | str")
 
@@ -50,20 +47,15 @@ class Metric:
 
     Attributes:
         compute: Function of N tokenised captions and the tokenised references of each that returns
-            a `Scored` for every name. With `needs_java` it also gets a `Java` (java_metrics.py).
-        signature: Returns what computes it, with its version.
+            a `Scored` for every name. A tokenised caption is one string, lower-cased, without
+            punctuation. With `needs_java` it also gets a `Java` (java_metrics.py).
+        signature: Program that computes it, with its version.
     """
 
     names: tuple[str, ...]
     compute: Callable[..., MetricTable]
-    signature: Callable[[], str]
+    signature: str = PACKAGE
     needs_java: bool = False
-
-
-def metrics(*, needs_java: bool | None = None) -> dict[str, Metric]:
-    """Return the metrics by name: all, those that need Java, or those that do not."""
-    found: dict[str, Metric] = {name: METRICS[name] for name in METRICS}
-    return {n: m for n, m in found.items() if needs_java in (None, m.needs_java)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class Scores:
 def quick_scores(
     candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
 ) -> dict[str, float]:
-    """Return the metrics that need no Java, computed in process with the Python tokenizer.
+    """Return the metrics that need no Java, computed with the Python tokenizer.
 
     For validation while training; figures to publish are those of score_captions. CIDEr of a single
     image is not defined and left out.
@@ -98,7 +90,7 @@ def quick_scores(
         DataError: As for score_captions.
     """
     _, texts, truths = _align(candidates, references)
-    table = _with_python_tokenizer(texts, truths)
+    table = python_scores(list(map(tokenize, texts)), [list(map(tokenize, row)) for row in truths])
     return {name: scored.corpus for name, scored in table.items() if name != "CIDEr" or texts[1:]}
 
 
@@ -128,45 +120,38 @@ def score_captions(
     texts: list[str]
     truths: list[list[str]]
     ids, texts, truths = _align(candidates, references)
-    chosen = metrics()
-    names = [name for metric in chosen.values() for name in metric.names]
-    why: dict[str, str] = {}  # a metric was not computed
-    java_version, tokenizer = "none", PTB_TOKENIZER
+    flat = [*texts, *itertools.chain(*truths)]
+    signature = {name: metric.signature for name, metric in METRICS.items()}
+    signature |= {"tokenizer": PTB_TOKENIZER, "java": "none", "num_images": str(len(ids))}
+    failure: JavaError | None = None
     try:
         program = Java(java, time_limit_s)
-        java_version = program.version()
-        flat = [*texts, *itertools.chain(*truths)]
+        signature["java"] = program.version
         tokens = iter(ptb_tokenize(flat, program))
     except JavaError as error:
-        tokenizer = PYTHON_TOKENIZER
-        why = dict.fromkeys(names, str(error))
-        table = _with_python_tokenizer(texts, truths)
-    else:
-        words = [next(tokens) for _ in ids], [[next(tokens) for _ in row] for row in truths]
-        table = python_scores(*words)
-        for metric in metrics(needs_java=True).values():
+        failure = error
+        signature |= {"tokenizer": PYTHON_TOKENIZER, "nltk": version("nltk")}
+        tokens = map(tokenize, flat)
+    words = [next(tokens) for _ in ids], [[next(tokens) for _ in row] for row in truths]
+    table = python_scores(*words)
+    for metric in METRICS.values():
+        if metric.needs_java:
             try:
+                if failure:
+                    raise failure
                 table |= metric.compute(*words, program)
             except JavaError as error:
-                why |= dict.fromkeys(metric.names, str(error))
-    signature = {
-        **{name: metric.signature() for name, metric in chosen.items()},
-        "tokenizer": tokenizer,
-        "java": java_version,
-        "num_images": str(len(ids)),
-    }
-    if tokenizer == PYTHON_TOKENIZER:
-        signature["nltk"] = importlib.metadata.version("nltk")
+                signature |= dict.fromkeys(metric.names, f"not computed: {error}")
     if left_out := sum(map(len, references.values())) - sum(map(len, truths)):
         signature["references_without_words"] = f"{left_out} left out"  # they would lower scores
-    signature |= {name: f"not computed: {why[name]}" for name in names if name not in table}
     if len(ids) == 1:
         del table["CIDEr"]
-        signature["CIDEr"] = ONE_IMAGE
+        signature["CIDEr"] = "not defined: its document frequencies need at least two photos"
 
     def by_id(values: Sequence[Any]) -> dict[Any, Any]:
         return dict(zip(ids, values, strict=True))
 
+    names = [name for metric in METRICS.values() for name in metric.names]
     return Scores(
         metrics={name: table[name].corpus if name in table else None for name in names},
         per_image={name: by_id(table[name].images) for name in names if name in table},
@@ -194,9 +179,6 @@ def _align(
                 f"image {image_id!r} has {found}; give at least one, or leave the image out"
             )
     return list(candidates), list(candidates.values()), list(truths.values())
-
-
-# --- tokens ---------------------------------------------------------------------------------------
 
 
 def clean(text: str) -> str:
@@ -228,9 +210,6 @@ def tokenize(text: str) -> str:
     return " ".join(word for word in map(str.lower, words) if word not in PUNCTUATIONS)
 
 
-# --- metrics without Java -------------------------------------------------------------------------
-
-
 def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
     """Return the figures of all metrics that need no Java, of tokenised captions.
 
@@ -243,13 +222,10 @@ def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]
             "check the data set's captions"
         )
     table: MetricTable = {}
-    for metric in metrics(needs_java=False).values():
-        table |= metric.compute(candidates, references)
+    for metric in METRICS.values():
+        if not metric.needs_java:
+            table |= metric.compute(candidates, references)
     return table
-
-
-def _with_python_tokenizer(texts: Sequence[str], truths: Sequence[Sequence[str]]) -> MetricTable:
-    return python_scores(list(map(tokenize, texts)), [list(map(tokenize, row)) for row in truths])
 
 
 def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
@@ -273,44 +249,27 @@ def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]])
     """Return ROUGE-L (Lin 2004) with beta 1.2."""
     from pycocoevalcap.rouge.rouge import Rouge
 
-    corpus, images = compute_score(Rouge(), candidates, references)
-    return {"ROUGE_L": Scored(float(corpus), list(map(float, images)))}
+    return {"ROUGE_L": _compute_score(Rouge(), candidates, references)}
 
 
 def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
     """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
     from pycocoevalcap.cider.cider import Cider
 
-    corpus, images = compute_score(Cider(), candidates, references)
-    return {"CIDEr": Scored(float(corpus), list(map(float, images)))}
+    return {"CIDEr": _compute_score(Cider(), candidates, references)}
 
 
-def compute_score(
+def _compute_score(
     scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[float, list[Any]]:
-    """Return what a scorer of pycocoevalcap gives for the corpus and for each image."""
+) -> Scored:
     truths = {index: list(texts) for index, texts in enumerate(references)}
     found = {index: [text] for index, text in enumerate(candidates)}
-    return scorer.compute_score(truths, found)
+    corpus, images = scorer.compute_score(truths, found)
+    return Scored(float(corpus), list(map(float, images)))
 
 
-def pycocoevalcap_folder() -> Path:
-    """Return the folder of the installed pycocoevalcap, where its jars lie."""
-    spec = importlib.util.find_spec("pycocoevalcap.eval")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("pycocoevalcap.eval", name="pycocoevalcap")
-    return Path(spec.origin).parent
-
-
-def package() -> str:
-    """Return pycocoevalcap with its version, for signatures."""
-    return f"pycocoevalcap {importlib.metadata.version('pycocoevalcap')}"
-
-
-BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores, package)
-ROUGE_L = Metric(("ROUGE_L",), rouge_scores, package)
+BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores)
+ROUGE_L = Metric(("ROUGE_L",), rouge_scores)
 CIDER = Metric(
-    ("CIDEr",),
-    cider_scores,
-    lambda: f"{package()} (CIDEr-D, document frequencies of these references)",
+    ("CIDEr",), cider_scores, f"{PACKAGE} (CIDEr-D, document frequencies of these references)"
 )

@@ -29,9 +29,8 @@ def results_of(
     *,
     signature: Mapping[str, object],
     names: Mapping[Any, str] | None = None,
-    **further: object,
 ) -> dict[str, Any]:
-    """Return the content of results.json; further fields are taken as given.
+    """Return the content of results.json that follows from the scores.
 
     "captions" is what pycocotools' loadRes reads. "images" holds what `read_results` needs of each
     image, and its file name from `names`.
@@ -48,16 +47,10 @@ def results_of(
     return {
         "metrics": scores.metrics,
         "num_images": len(captions),
-        "captions": captions_list(captions),
+        "captions": [{"image_id": i, "caption": text} for i, text in captions.items()],
         "signature": dict(signature),
         "images": images,
-        **further,
     }
-
-
-def captions_list(captions: Mapping[Any, str]) -> list[dict[str, Any]]:
-    """Return captions as COCO's server takes them."""
-    return [{"image_id": image_id, "caption": text} for image_id, text in captions.items()]
 
 
 def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -90,22 +83,12 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     if not isinstance(content, dict) or "images" not in content or "signature" not in content:
         return None
     try:
-        return content["signature"], image_scores(content)
+        return content["signature"], ImageScores.of(content["images"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is a damaged results file ({error_summary(error)}); write it anew with "
             "captioner evaluate --output"
         ) from error
-
-
-def image_scores(results: Mapping[str, Any]) -> ImageScores:
-    """Return the scores of each image from the content of results.json."""
-    tables: dict[str, dict[str, dict[Any, Any]]] = {"scores": {}, "counts": {}}
-    for image in results["images"]:
-        for kind, table in tables.items():
-            for name, value in image[kind].items():
-                table.setdefault(name, {})[image["image_id"]] = value
-    return ImageScores.of(tables["scores"], tables["counts"])
 
 
 def read_captions(path: Path, split: str) -> dict[str, str]:
@@ -159,30 +142,22 @@ def match_captions(
     suffix, or by COCO's number. The way that finds the most images is taken.
     """
     found: dict[int | str, str] = {}
-    for key_of in _KEYS:
+    for way in range(5):
         ids: dict[str, int | str | None] = {}
         for image in images:
-            key = key_of(str(image.image_id if key_of is str else image.path))
+            key = [*_name_forms(str(image.path)), str(image.image_id)][way]
             ids[key] = None if key in ids else image.image_id  # of several images it means none
-        matched = ((ids.get(key_of(name)), text) for name, text in captions.items())
-        by_id = {image_id: text for image_id, text in matched if image_id is not None}
+        by_id = {}
+        for name, text in captions.items():
+            image_id = ids.get([*_name_forms(name), name][way])
+            if image_id is not None:
+                by_id[image_id] = text
         found = max(found, by_id, key=len)
     return found
 
 
-def _path_tail(name: str, parts: int = 2) -> str:
-    return "/".join(name.replace("\\", "/").split("/")[-parts:])
-
-
-def _stem(name: str) -> str:
-    return Path(_path_tail(name, 1)).stem
-
-
-def _number(name: str) -> str:
-    """Return the number that a name ends in, such as COCO's, without leading zeros."""
-    match = re.search(r"(\d+)$", _stem(name))
-    return match[1].lstrip("0") if match else ""
-
-
-# With its folder, without, without the suffix, COCO's number, and the id.
-_KEYS = (_path_tail, lambda name: _path_tail(name, 1), _stem, _number, str)
+def _name_forms(name: str) -> list[str]:
+    """Return a file's name with its folder, without, without the suffix, and its last number."""
+    parts = name.replace("\\", "/").split("/")
+    stem = Path(parts[-1]).stem
+    return ["/".join(parts[-2:]), parts[-1], stem, re.split(r"\D", stem)[-1].lstrip("0")]

@@ -1,8 +1,6 @@
-"""Greedy and beam search for a batch of images at once; every written caption comes from here.
+"""Greedy and beam search for a batch of images at once, with tensors or NumPy arrays.
 
-The same code searches with tensors and with NumPy arrays, whichever the decoder computes with:
-`arrays.py` says in what they differ. On a CPU, images that are done leave the batch. On a GPU they
-stay, so that all shapes are fixed, and a few words at a time are recorded in a CUDA graph.
+On a CPU, images that are done leave the batch. On a GPU all shapes stay, for CUDA graphs.
 """
 
 from __future__ import annotations
@@ -35,11 +33,13 @@ if TYPE_CHECKING:
     from captioner.runtime.cuda_graphs import GraphCache
 
 CHECK_EVERY = 4  # words between two questions to a GPU whether all captions have ended
+# Fields of a hypothesis: those of an AttentionOutput that they come from.
+ATTENDED = {"maps": "weights", "beta": "beta", "cells": "cells", "heads": "heads"}
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
 
 
 def unwritable(*, may_end: bool) -> list[int]:
-    """Return the special tokens that cannot come next: all, or all but the end."""
+    """Return the special tokens that cannot come next."""
     return [PAD, START, UNKNOWN] if may_end else [PAD, START, UNKNOWN, END]
 
 
@@ -74,20 +74,17 @@ def search(
     options: SearchOptions | None = None,
     graphs: GraphCache | None = None,
 ) -> list[list[Hypothesis]]:
-    """Caption every image of the grid.
+    """Caption every image of the grid; no image's result depends on the others.
 
     Beam search keeps the `beam_size` likeliest unfinished captions of each image. A caption whose
-    end token is among the `beam_size` best continuations is finished. No image's result depends on
-    the others. Of the special tokens only the end is ever written, and never as the first word.
+    end token is among the `beam_size` best continuations is finished. Of the special tokens only
+    the end is ever written, and never as the first word.
 
-    `options.stop` chooses when an image is done. With `first` it is done as soon as `beam_size`
-    captions have finished, although a longer one could still rank above them. With `bound`, in
-    addition, no running caption can rank above the best finished one, and the `beam_size` best are
-    kept. A caption of total log-probability s after t words ends with a score of at most
-    s / max_words ** p for a length penalty p > 0, and s / (t + 1) ** p for p <= 0.
-
-    The search stays inexact: it loses captions whose beginning fell out of the beam, and ends that
-    are not among the best `beam_size` continuations.
+    With `options.stop` `first`, an image is done as soon as `beam_size` captions have finished,
+    although a longer one could still rank above them. With `bound`, in addition, no running caption
+    can rank above the best finished one, and the `beam_size` best are kept. A caption of total
+    log-probability s after t words ends with a score of at most s / max_words ** p for a length
+    penalty p > 0, and s / (t + 1) ** p for p <= 0.
 
     Args:
         options: Settings; None takes the defaults of `SearchOptions`.
@@ -101,8 +98,6 @@ def search(
         CheckpointError: The model's output is not a number.
     """
     options = options or SearchOptions()
-    if not len(grid.features):
-        return []
     with without_gradients(grid.features):
         if graphs is not None:
             with graphs.lock:
@@ -118,7 +113,7 @@ def search(
 def _search_in_fixed_shapes(
     decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache
 ) -> list[list[Hypothesis]]:
-    """Search without leaving, and ask the device only every few words whether all are done."""
+    """Search in whole batches; ask the device only every few words whether all are done."""
     images, *shape = grid.features.shape
     size = padded_size(images)
     key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
@@ -155,8 +150,7 @@ def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
 class _Beam:
     """The running captions of each image, the finished ones, and the way back to their words.
 
-    Running images are rows (R) of the tensors; `active` says which of the B images they are. Every
-    step's choices are recorded, so that a caption can be read back through its parents.
+    Running images are rows (R) of the tensors; `active` says which of the B images they are.
     """
 
     def __init__(
@@ -212,10 +206,7 @@ class _Beam:
             "tokens": self.words,
             "parents": self.parents,
             "log_probs": gather(flat, self.parents * vocabulary + self.words),
-            "maps": attended.weights,
-            "beta": attended.beta,
-            "cells": attended.cells,
-            "heads": attended.heads,
+            **{name: getattr(attended, attribute) for name, attribute in ATTENDED.items()},
         }
         self.trace.append({k: self._of_all(v) for k, v in step.items() if v is not None})
         before = self.written[self.rows[:rows, None], self.parents]
@@ -319,46 +310,34 @@ class _Beam:
             name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
             for name in self.trace[0]
         }  # [T, B, K, ...]
-        steps, images = len(self.trace), len(self.rows)
+        parents = trace.pop("parents").tolist()
         finished = to_numpy(self.finished).astype(np.float64)
-        totals = to_numpy(self.totals).astype(np.float64) / steps**self.options.length_penalty
-        cut_off = np.stack(
-            np.broadcast_arrays(totals, np.nan, steps, np.arange(totals.shape[1])), -1
-        )
-        active = to_numpy(self.rows[self.active])
-        unfinished = np.isinf(finished[active, 0, 0])
-        finished[active[unfinished]] = cut_off[unfinished]
-        score, end, words, beam = np.moveaxis(finished, -1, 0)  # [B, K] each
-        found = np.isfinite(score)
-        words, beam = (np.where(found, value, 0).astype(np.int64) for value in (words, beam))
-        # Follow each caption from the beam that holds its last word to its first word.
-        written = np.zeros((*words.shape, steps), dtype=np.int64)  # the beam that holds word t
-        parent = np.zeros_like(written)  # the beam that it continued, whose attention it is
-        for step in reversed(range(steps)):
-            written[..., step] = beam
-            parent[..., step] = trace["parents"][step, np.arange(images)[:, None], beam]
-            beam = np.where(step < words, parent[..., step], beam)
-        at, image = np.arange(steps), np.arange(images)[:, None, None]
-        trace.pop("parents")
-        values = {
-            name: array[at, image, written if name in ("tokens", "log_probs") else parent]
-            for name, array in trace.items()
-        }  # [B, K, T, ...]
+        totals = to_numpy(self.totals).astype(np.float64)
+        totals /= len(self.trace) ** self.options.length_penalty
+        for image, scores in zip(to_numpy(self.rows[self.active]), totals, strict=True):
+            if np.isinf(finished[image, 0, 0]):  # cut off
+                for beam, score in enumerate(scores):
+                    finished[image, beam] = score, np.nan, len(self.trace), beam
 
-        def hypothesis(image: int, place: int) -> Hypothesis:
-            length, end_log_prob = words[image, place], float(end[image, place])
+        def hypothesis(
+            image: int, score: float, end: float, words: float, beam: float
+        ) -> Hypothesis:
+            length, path = int(words), [int(beam)]  # back to the beam before the first word
+            for step in reversed(range(length)):
+                path.insert(0, parents[step][image][path[0]])
+            # Each word was written from the attention of the beam that it continues.
             own: dict[str, Any] = {
-                name: x[image, place, :length].copy() for name, x in values.items()
+                name: values[range(length), image, path[:-1] if name in ATTENDED else path[1:]]
+                for name, values in trace.items()
             }
-            own["tokens"] = own["tokens"].tolist()
             return Hypothesis(
-                **{"beta": None, "cells": None, **own},
-                end_log_prob=None if np.isnan(end_log_prob) else end_log_prob,
-                score=float(score[image, place]),
+                **{"beta": None, "cells": None, **own, "tokens": own["tokens"].tolist()},
+                end_log_prob=None if np.isnan(end) else end,
+                score=score,
             )
 
-        order = np.argsort(-score, axis=1, kind="stable")
+        ranked = [rows[np.argsort(-rows[:, 0], kind="stable")].tolist() for rows in finished]
         return [
-            [hypothesis(image, place) for place in places if found[image, place]]
-            for image, places in enumerate(order.tolist())
+            [hypothesis(image, *row) for row in rows if np.isfinite(row[0])]
+            for image, rows in enumerate(ranked)
         ]

@@ -6,9 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
@@ -43,42 +41,37 @@ def confidence_features(
     agreement: Mean similarity of the other hypotheses: cosine of the counts of n-grams, averaged
         over n of 1 to 4 (CIDEr-D without document frequencies); NaN without others.
     """
-    chosen = hypotheses[index]
-    others = [each for place, each in enumerate(hypotheses) if place != index]
+    chosen, others = hypotheses[index], [*hypotheses[:index], *hypotheses[index + 1 :]]
     mean = _mean_log_prob(chosen)
     maps = chosen.maps.astype(np.float64)
-    words = len(chosen.tokens)
     place = np.array(chosen.tokens, dtype=np.float64) + 1  # in the vocabulary
     rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
-    entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean() if words else 0.0
+    entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean()
     norms = np.log(np.maximum(maps @ np.linalg.norm(image, axis=-1), 1e-9))
-    agreement = math.nan
-    if others:
-        agreement = float(np.mean([similarity(chosen.tokens, each.tokens) for each in others]))
+    similar = [similarity(chosen.tokens, each.tokens) for each in others]
     return {
         "mean_log_prob": mean,
         "rare_log_prob": float(rarity @ chosen.log_probs) / max(float(rarity.sum()), 1e-9),
-        "rarity": float(rarity.mean()) if words else 0.0,
-        "attended_norm": float(norms.mean()) if words else 0.0,
+        "rarity": float(rarity.mean()),
+        "attended_norm": float(norms.mean()),
         "image_norm": float(np.linalg.norm(image.mean(0))),
         "margin": mean - max(map(_mean_log_prob, others)) if others else math.nan,
-        "least_log_prob": float(chosen.log_probs.min()) if words else 0.0,
-        "length": float(words),
+        "least_log_prob": float(chosen.log_probs.min()),
+        "length": float(len(chosen.tokens)),
         "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),
-        "agreement": agreement,
+        "agreement": float(np.mean(similar)) if others else math.nan,
     }
 
 
 def attended_vector(hypothesis: Hypothesis, image: np.ndarray) -> np.ndarray:
     """Return the mean over the words of the annotation vectors that they attend to, [D]."""
-    words = max(1, len(hypothesis.tokens))
-    return hypothesis.maps.sum(0) @ image / words
+    return hypothesis.maps.sum(0) @ image / len(hypothesis.tokens)
 
 
 def _mean_log_prob(hypothesis: Hypothesis) -> float:
     end = [] if hypothesis.end_log_prob is None else [hypothesis.end_log_prob]
     values = [*hypothesis.log_probs.tolist(), *end]
-    return sum(values) / max(1, len(values))
+    return sum(values) / len(values)
 
 
 def similarity(one: Sequence[int], other: Sequence[int]) -> float:
@@ -106,10 +99,9 @@ class Calibrator:
     frequencies of the training captions) is at least `right_from`.
 
     Attributes:
-        mean: Mean of each feature, subtracted from it; it also replaces a feature that is NaN.
-        scale: Number that each feature is then divided by.
-        weights: Weight of each scaled feature.
-        bias: Added to the weighted sum.
+        mean, scale: Subtracted from each feature; what it is then divided by. A feature that is NaN
+            counts as its mean.
+        weights, bias: Weight of each scaled feature; added to their sum.
         threshold: Captions of less confidence are unsure; at most a tenth of the right captions
             that the calibrator was fitted on are.
         right_from: CIDEr-D from which a caption is right.
@@ -129,19 +121,6 @@ class Calibrator:
     features: tuple[str, ...] = FEATURES
     directions: tuple[tuple[float, ...], ...] = ()
 
-    def __post_init__(self) -> None:
-        vectors = (self.mean, self.scale, self.weights)
-        numbers = [*self.mean, *self.scale, *self.weights]
-        numbers += [self.bias, self.threshold, self.right_from, *chain(*self.directions)]
-        if not set(self.features) <= {*FEATURES, *EARLIER_FEATURES}:
-            raise ValueError("other features")
-        count = len(self.features) + len(self.directions)
-        if any(len(vector) != count for vector in vectors):
-            raise ValueError(f"a calibrator needs {count} numbers of each kind")
-        # Larger ones would overflow in `probabilities`.
-        if not all(abs(number) < 1e30 for number in numbers) or min(self.scale) < 1e-30:
-            raise ValueError("a calibrator's numbers must be below 1e30, its scales above 1e-30")
-
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return the probability [N] that captions of these features [N, features] are right."""
         standard = (features - np.array(self.mean)) / np.array(self.scale)
@@ -154,10 +133,8 @@ class Calibrator:
         """Return the probability that one of the hypotheses of an image [L, D] is right."""
         features = confidence_features(hypotheses, image, index)
         inputs = [features[name] for name in self.features]
-        if self.directions:
-            inputs += (
-                np.array(self.directions) @ attended_vector(hypotheses[index], image)
-            ).tolist()
+        vector = attended_vector(hypotheses[index], image)
+        inputs += [np.array(direction) @ vector for direction in self.directions]
         return float(self.probabilities(np.array([inputs]))[0])
 
     def to_json(self) -> bytes:
@@ -172,13 +149,18 @@ class Calibrator:
             CheckpointError: It is no calibrator, or one of other features.
         """
         try:
-            content = dict(json.loads(data))
-            found: dict[str, Any] = {"fitted_on": str(content.get("fitted_on", ""))}
-            found |= {name: float(content[name]) for name in ("bias", "threshold", "right_from")}
-            found |= {n: tuple(map(float, content[n])) for n in ("mean", "scale", "weights")}
-            found["directions"] = tuple(tuple(map(float, d)) for d in content.get("directions", ()))
-            return cls(**found, features=tuple(map(str, content["features"])))
-        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            content = json.loads(data)
+            found = {f.name: content[f.name] for f in fields(cls) if f.name in content}
+            for name in ("mean", "scale", "weights", "features"):
+                found[name] = tuple(found[name])
+            found["directions"] = tuple(map(tuple, found.get("directions", ())))
+            calibrator = cls(**found)
+            if not set(calibrator.features) <= {*FEATURES, *EARLIER_FEATURES}:
+                raise ValueError(f"its features are {', '.join(calibrator.features)}")
+            count = len(calibrator.features) + len(calibrator.directions)
+            calibrator.probabilities(np.zeros((1, count)))  # raises for other counts of numbers
+            return calibrator
+        except (LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
                 "with captioner calibrate, or remove the file and its line in manifest.json"

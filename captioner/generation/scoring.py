@@ -16,7 +16,7 @@ from captioner.generation.arrays import (
     to_numpy,
     without_gradients,
 )
-from captioner.generation.beam_search import END, PAD, START, Hypothesis
+from captioner.generation.beam_search import ATTENDED, END, PAD, START, Hypothesis
 from captioner.types import Grid
 
 
@@ -37,18 +37,14 @@ def force_decode(
     Returns:
         [B][K] hypotheses, whose score is the total log-probability, the end token's included.
     """
-    images = len(captions)
-    beams = len(captions[0]) if images else 0
-    if not beams:
-        return [[] for _ in captions]
+    images, beams = len(captions), len(captions[0])
     texts = [list(text) for image in captions for text in image]
     scored = [text if len(text) == max_words else [*text, END] for text in texts]
     steps = max(map(len, scored))
     written = np.full((images * beams, steps), PAD)
     for row, text in enumerate(scored):
         written[row, : len(text)] = text
-    names = {"maps": "weights", "beta": "beta", "cells": "cells", "heads": "heads"}
-    values: dict[str, list[Array]] = {name: [] for name in ("log_probs", *names)}
+    values: dict[str, list[Array]] = {name: [] for name in ("log_probs", *ATTENDED)}
     with without_gradients(grid.features):
         xp = array_namespace(grid.features)
         targets = xp.asarray(written.reshape(images, beams, steps), device=grid.features.device)
@@ -59,7 +55,7 @@ def force_decode(
             logits, attended, state = decoder.step(inputs[..., step], state, memory)
             log_probs = gather(log_softmax(logits), targets[..., step, None])
             values["log_probs"].append(log_probs[..., 0])
-            for name, attribute in names.items():
+            for name, attribute in ATTENDED.items():
                 values[name].append(getattr(attended, attribute))
 
     def joined(steps: list[Array]) -> Any:
@@ -75,11 +71,8 @@ def force_decode(
     def hypothesis(row: int) -> Hypothesis:
         words, all_log_probs = len(texts[row]), found["log_probs"][row, : len(scored[row])]
         own: Any = {name: None if x is None else x[row, :words] for name, x in found.items()}
-        return Hypothesis(
-            **own,
-            tokens=texts[row],
-            end_log_prob=float(all_log_probs[words]) if len(all_log_probs) > words else None,
-            score=float(all_log_probs.sum()),
-        )
+        end = float(all_log_probs[words]) if len(all_log_probs) > words else None
+        score = float(all_log_probs.sum())
+        return Hypothesis(**own, tokens=texts[row], end_log_prob=end, score=score)
 
     return [[hypothesis(image * beams + beam) for beam in range(beams)] for image in range(images)]

@@ -25,7 +25,7 @@ from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
-from captioner.evaluation.calibration import collect, fit, write_calibrator
+from captioner.evaluation.calibration import collect, fit
 from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
@@ -178,7 +178,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
                 for name, members in setup.validation.sources.items()
             ]
         )
-        write_calibrator(best, calibrator)
+        add_files(best, {CALIBRATOR: calibrator.to_json()})
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
         return

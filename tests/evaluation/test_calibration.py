@@ -40,7 +40,6 @@ def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
     features = generator.normal(size=(count, len(FEATURES))) * 3 + 5
     truth = 1 / (1 + np.exp(-weight * (features[:, 0] - 5) / 3))
     right = generator.random(count) < truth
-    features[generator.random(count) < 0.1, 1] = np.nan
     return CalibrationData(f"data {seed}", features, right.astype(float))
 
 

@@ -14,14 +14,13 @@ from captioner.captioner import Captioner
 from captioner.data.captioned import CaptionedImage
 from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.evaluation.evaluate import measure_attention
+from captioner.evaluation.evaluate import measure_grounding
 from captioner.evaluation.grounding import (
     CENTRE_SIGMA,
     cell_hits,
     centred_map,
     coverage,
     ground,
-    point_hits,
     summary,
 )
 from captioner.evaluation.objects import (
@@ -182,7 +181,7 @@ def test_words_of_several_pieces_are_grounded_as_whole_words(tmp_path: Path) -> 
     model, config, words = tiny.model()
     subwords = Vocabulary([f"▁{word}" for word in words.words], SubwordTokenizer())
     captioner = Captioner(model, config, subwords)
-    found = measure_attention(captioner, [image], {7: written}, objects=Objects(path))["grounding"]
+    found = measure_grounding(captioner, {7: written}, [image], Objects(path))
     assert found["captions"]["num_words"] == 2
     for name, value in summary(expected)["by_category"]["skateboard"].items():
         assert found["captions"]["by_category"]["skateboard"][name] == pytest.approx(value)
@@ -206,10 +205,15 @@ def test_two_words_can_name_one_thing() -> None:
 def test_a_point_hits_within_fifteen_pixels() -> None:
     mask = np.zeros((100, 100), bool)
     mask[50, 50] = True
+
+    def point_hits(x: float, y: float) -> bool:
+        cell = Geometry(100, 100, x - 1, y - 1, 2, 2)
+        return bool(cell_hits(mask, cell, 1, 1)[0, 0])
+
     for x, y in ((50.5, 50.5), (65.5, 50.5), (35.5, 50.5), (50.5, 35.5), (61, 61)):
-        assert point_hits(mask, x, y), (x, y)
+        assert point_hits(x, y), (x, y)
     for x, y in ((66, 50.5), (50.5, 34.9), (62, 62), (-200, -200), (500, 500)):
-        assert not point_hits(mask, x, y), (x, y)
+        assert not point_hits(x, y), (x, y)
     hits = cell_hits(mask, Geometry(100, 100, 0, 0, 100, 100), 10, 10)
     assert np.argwhere(hits).tolist() == [[4, 4], [4, 5], [5, 4], [5, 5]]
 

@@ -17,6 +17,7 @@ from captioner.evaluation.intervals import (
     paired_bootstrap,
 )
 from captioner.evaluation.metrics import python_scores, score_captions
+from captioner.evaluation.results import results_of
 
 WORDS = (
     "man dog red ball park tree runs running sits sat on the a big large old blue near kid".split()
@@ -48,28 +49,35 @@ def test_bleu_of_any_multiset_of_images_follows_from_summed_counts() -> None:
 @pytest.mark.skipif(shutil.which("java") is None, reason="METEOR needs Java")
 @pytest.mark.slow
 def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
+    """Of pycocoevalcap's own METEOR, which scores what it counts."""
+    from pycocoevalcap.meteor.meteor import Meteor
+
     from captioner.evaluation.java_metrics import Java, meteor_scores
 
-    java = Java()
     candidates, references = sentences(1, 40)
     candidates[3] = references[3][0]  # a perfect one: a single chunk is no fragmentation
-    scored = meteor_scores(candidates, references, java)["METEOR"]
+    scored = meteor_scores(candidates, references, Java())["METEOR"]
     counts = np.array(scored.counts)
-    assert counts.shape == (40, 23)
-    assert meteor(counts) == pytest.approx(scored.images, abs=1e-12)
-    assert scored.images[3] == pytest.approx(1)
-    assert 0.0 in scored.images
-    assert meteor(counts.sum(0)) == pytest.approx(scored.corpus, abs=1e-12)
+
+    def expected(chosen: list[int]) -> tuple[float, list[float]]:
+        truths, texts = ({i: x[n] for i, n in enumerate(chosen)} for x in (references, candidates))
+        return Meteor().compute_score(truths, {i: [text] for i, text in texts.items()})
+
+    corpus, images = expected(list(range(40)))
+    assert scored.images == pytest.approx(images, abs=1e-12)
+    assert images[3] == pytest.approx(1)
+    assert 0.0 in images
+    assert scored.corpus == pytest.approx(corpus, abs=1e-12)
     chosen = random.Random(1).choices(range(40), k=25)
-    again = meteor_scores([candidates[i] for i in chosen], [references[i] for i in chosen], java)
-    assert meteor(counts[chosen].sum(0)) == pytest.approx(again["METEOR"].corpus, abs=1e-12)
+    assert meteor(counts[chosen].sum(0)) == pytest.approx(expected(chosen)[0], abs=1e-12)
 
 
 def test_the_whole_set_gives_the_corpus_figures_and_lies_in_its_interval() -> None:
     candidates, references = sentences(2, 60)
     by_id = dict(enumerate(candidates)), dict(enumerate(references))
     scores = score_captions(*by_id, java="no-such-java")
-    images = ImageScores.of(scores.per_image, scores.counts)
+    results = results_of(scores, by_id[0], signature=scores.signature)
+    images = ImageScores.of(results["images"])
     whole = images.corpus(np.ones(60))
     intervals = bootstrap_intervals(images)
     assert set(whole) == set(intervals) == {n for n, v in scores.metrics.items() if v is not None}

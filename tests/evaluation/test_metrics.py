@@ -273,7 +273,6 @@ def test_a_java_that_hangs_is_killed_at_the_time_limit_and_the_rest_is_scored(
     ("cases", "reason", "tokenizer"),
     [
         (["*) echo 1 >&2; echo 'no memory' >&2; exit 3;;"], "ended with code 3: no memory", None),
-        (["-version) echo 'I am tea' >&2;;"], "gave no version: I am tea", None),
         (
             [VERSION, TOKENIZER, "*meteor*) echo 'no memory for METEOR' >&2; exit 1;;"],
             "no memory for METEOR",
