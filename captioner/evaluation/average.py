@@ -34,7 +34,7 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
         raise CheckpointError(
             f"{models[0] if models else 'average'}: one model is no average; name two or more"
         )
-    first, *others = (model_folder(model) for model in models)
+    first, *others = map(model_folder, models)
     average, config, vocabulary = load_model(first)
     first_weights = average.state_dict()
     sums = {name: value.double() for name, value in first_weights.items()}
@@ -43,10 +43,9 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
         weights = model.state_dict()
         shapes, expected = ({n: value.shape for n, value in w.items()} for w in (weights, sums))
         if other_vocabulary.tokens != vocabulary.tokens or shapes != expected:
-            what = "weights differ in size" if shapes != expected else "vocabulary differs"
             raise CheckpointError(
-                f"{folder}: is not a model like {first} (its {what}); average models of one "
-                "kind, fine-tuned from the same model"
+                f"{folder}: is not a model like {first} (its weights differ in size, or its "
+                "vocabulary); average models of one kind, fine-tuned from the same model"
             )
         cosines = [
             float(torch.cosine_similarity(value.flatten(), weights[name].flatten(), dim=0))

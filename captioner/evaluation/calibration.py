@@ -1,7 +1,4 @@
-"""Fit the calibrator that gives captions their confidence, and measure how good it is.
-
-A caption is right when its CIDEr-D reaches a threshold, which a logistic regression predicts.
-"""
+"""Fit the calibrator that gives captions their confidence, and measure how good it is."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class CalibrationData:
 
     Attributes:
         features: [N, FEATURES + D], of `confidence_features` and `attended_vector`.
-        scores: [N], CIDEr-D of each caption against its references, from 0 to 10.
+        scores: [N], CIDEr-D, from 0 to 10.
     """
 
     name: str
@@ -59,9 +56,7 @@ def caption_scores(
 ) -> np.ndarray:
     """Return CIDEr-D [N], from 0 to 10, of each caption against its references.
 
-    Args:
-        training: Captions of each training image, whose document frequencies are used; without
-            them those of the references.
+    Document frequencies are those of the captions of each training image, or of the references.
     """
 
     def words(texts: Sequence[str]) -> list[list[str]]:
@@ -138,9 +133,8 @@ def fit(
         directions = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)[2][:DIRECTIONS]
         directions = directions.round(5)
     features = np.hstack([features, vectors @ directions.T])
-    empty = Calibrator(
-        (), (), (), 0.0, 0.0, right_from, directions=tuple(map(tuple, directions.tolist()))
-    )
+    rows = tuple(map(tuple, directions.tolist()))
+    empty = Calibrator((), (), (), 0.0, 0.0, right_from, directions=rows)
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):
@@ -176,7 +170,7 @@ def _fit_logistic(empty: Calibrator, features: np.ndarray, right: np.ndarray) ->
         if np.abs(step).max() < 1e-10:
             break
     vectors = {"mean": mean, "scale": scale, "weights": weights[:-1]}
-    found = {name: tuple(vector.tolist()) for name, vector in vectors.items()}
+    found: dict[str, Any] = {n: tuple(vector.tolist()) for n, vector in vectors.items()}
     return replace(empty, **found, bias=float(weights[-1]))
 
 
@@ -191,20 +185,19 @@ def calibration_report(
         the right captions below it; bins of equal mass; risk_coverage, for the surest tenth, two
         tenths, ... of the captions the share that is right.
     """
-    order = np.argsort(confidence, kind="stable")
+    order, count = np.argsort(confidence, kind="stable"), len(right)
     bins = []
     error = 0.0
-    for part in np.array_split(order, min(BINS, len(order))):
+    for part in np.array_split(order, min(BINS, count)):
         mean, share = float(confidence[part].mean()), float(right[part].mean())
         bins.append({"confidence": mean, "right": share, "num_images": len(part)})
-        error += abs(mean - share) * len(part) / len(order)
-    risk_coverage = []
-    for tenth in range(1, 11):
-        surest = order[::-1][: max(1, round(tenth * len(right) / 10))]
-        risk_coverage.append({"coverage": tenth / 10, "right": float(right[surest].mean())})
+        error += abs(mean - share) * len(part) / count
+    surest = {
+        tenth / 10: order[::-1][: max(1, round(tenth * count / 10))] for tenth in range(1, 11)
+    }
     below = confidence < threshold
     return {
-        "num_images": len(right),
+        "num_images": count,
         "right": float(right.mean()),
         "ece": error,
         "auc": area_under_curve(confidence, right),
@@ -212,7 +205,10 @@ def calibration_report(
         "unsure": float(below.mean()),
         "unsure_right": float(below[right].mean()) if right.any() else None,
         "bins": bins,
-        "risk_coverage": risk_coverage,
+        "risk_coverage": [
+            {"coverage": share, "right": float(right[rows].mean())}
+            for share, rows in surest.items()
+        ],
     }
 
 

@@ -17,7 +17,7 @@ from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
 from captioner.evaluation.objects import Objects
-from captioner.evaluation.results import digest_of, results_of
+from captioner.evaluation.results import digest_of
 from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map
@@ -110,11 +110,7 @@ def caption_images(
     beam_size: int | None = None,
     at_test: HardAttentionMode | None = None,
 ) -> tuple[dict[ImageId, Caption], dict[ImageId, str]]:
-    """Caption the images that can be read, in batches and with a progress bar; name the others.
-
-    Returns:
-        Captions by image id, and by image id the reasons why others could not be read.
-    """
+    """Return captions by image id, and by image id the reasons why others could not be read."""
     captions: dict[ImageId, Caption] = {}
     unreadable: dict[ImageId, str] = {}
     with progress_bar(total=len(images), unit="photo") as bar:
@@ -154,6 +150,8 @@ def score_texts(
 ) -> dict[str, Any]:
     """Score captions of any model; return the content of `results.json` (docs/evaluation.md).
 
+    Its "captions" are what pycocotools' loadRes reads.
+
     Args:
         texts: Caption of each image, by its id.
         images: The images, with references.
@@ -169,15 +167,24 @@ def score_texts(
     names = {image.image_id: image.path.name for image in images}
     logger.info("scoring the captions")
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
-    digest = {"photos": digest_of(names, references)}
-    signature = {**scores.signature, **(signature or {}), **digest}
-    results = results_of(scores, texts, signature=signature, names=names)
-    results["intervals"] = bootstrap_intervals(ImageScores.of(results["images"]))
-    results["statistics"] = corpus_statistics(list(texts.values()), training_captions)
-    results["bias"] = bias_counts(texts, references)
-    if calibrator and confidence and "CIDEr" in scores.per_image:
+    results: dict[str, Any] = {
+        "metrics": scores.metrics,
+        "num_images": len(texts),
+        "captions": [{"image_id": i, "caption": text} for i, text in texts.items()],
+        "signature": {
+            **scores.signature,
+            **(signature or {}),
+            "photos": digest_of(names, references),
+        },
+        "images": [{**image, "file_name": names[image["image_id"]]} for image in scores.images],
+        "intervals": bootstrap_intervals(ImageScores.of(scores.images)),
+        "statistics": corpus_statistics(list(texts.values()), training_captions),
+        "bias": bias_counts(texts, references),
+    }
+    cider = scores.per_image("CIDEr")
+    if calibrator and confidence and cider:
         known = {i: sure for i, sure in confidence.items() if sure is not None}
-        right = np.array([scores.per_image["CIDEr"][i] >= calibrator.right_from for i in known])
+        right = np.array([cider[i] >= calibrator.right_from for i in known])
         report = calibration_report(np.array(list(known.values())), right, calibrator.threshold)
         results["calibration"] = {"right_from": calibrator.right_from, **report}
     return results
@@ -190,11 +197,7 @@ def measure_grounding(
     objects: Objects,
     at_test: HardAttentionMode | None = None,
 ) -> dict[str, object]:
-    """Return the grounding of the model's captions, and of the images' first references.
-
-    Args:
-        captions: Captions by image id that the captioner wrote with `at_test`.
-    """
+    """Return the grounding of the model's captions (by image id), and of first references."""
     written: list[GroundedWord] = []
     given: list[GroundedWord] = []
     tokenizer = captioner.vocabulary.tokenizer
@@ -203,15 +206,12 @@ def measure_grounding(
         if key is None:
             continue
         written += ground(in_whole_words(captions[image.image_id], tokenizer), key, objects)
-        reference = next((text for text in image.captions if tokenizer.split(text)), None)
-        if reference is None:
-            continue
-        try:
-            caption = captioner.score(image.path, reference, at_test=at_test)
-        except CaptionerError as error:  # a text longer than the model can read
-            logger.warning(f"{image.path}: its first reference is left out: {error}")
-        else:
-            given += ground(in_whole_words(caption, tokenizer), key, objects)
+        for reference in [text for text in image.captions if tokenizer.split(text)][:1]:
+            try:
+                caption = captioner.score(image.path, reference, at_test=at_test)
+                given += ground(in_whole_words(caption, tokenizer), key, objects)
+            except CaptionerError as error:  # a text longer than the model can read
+                logger.warning(f"{image.path}: its first reference is left out: {error}")
     return {"captions": grounding_summary(written), "references": grounding_summary(given)}
 
 

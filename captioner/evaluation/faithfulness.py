@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from captioner.models.attention.attention import Attention, Select
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Grid, hard_attention_mode
 
-Replacement = Literal["frozen", "random_cell", "uniform"]
-REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
+REPLACEMENTS = ("frozen", "random_cell", "uniform")
 DELETION = "deleted_in_grid"
 DELETED_SHARE = 0.2
 
@@ -35,7 +34,7 @@ class ReplacedSelect(nn.Module):
             set to None, `random_cell` takes one random cell a word, `uniform` the mean of all.
     """
 
-    def __init__(self, select: Select, kind: Replacement, generator: torch.Generator) -> None:
+    def __init__(self, select: Select, kind: str, generator: torch.Generator) -> None:
         super().__init__()
         self.select = select
         self.kind = kind
@@ -67,10 +66,7 @@ class ReplacedSelect(nn.Module):
 
 
 class AttentionMeasure:
-    """Measures what captions lose when the attention or the attended cells are taken away.
-
-    The decoder is copied, not changed.
-    """
+    """Measures what captions lose when the attention or the attended cells are taken away."""
 
     def __init__(self, decoder: Decoder, *, seed: int = 0) -> None:
         self.decoder = decoder

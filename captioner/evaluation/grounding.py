@@ -6,7 +6,7 @@ Attention correctness: Liu et al. 2017; pointing game: Zhang et al. 2018, "Excit
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,17 +82,15 @@ def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
     The map of a word is the mean of its pieces' maps, its log-probability their sum.
     """
     starts = tokenizer.word_starts(caption.words)
-    ends = [*starts[1:], len(caption.words)]
-    pieces = [slice(start, end) for start, end in zip(starts, ends, strict=False)]
-    lengths = np.array([piece.stop - piece.start for piece in pieces], np.float32)
-    first = np.array(starts, np.int64)
-    return Caption(
-        words=[tokenizer.join(caption.words[piece]) for piece in pieces],
-        maps=np.add.reduceat(caption.maps, first) / lengths[:, None, None],
+    lengths = np.diff([*starts, len(caption.words)])
+    pieces = zip(starts, lengths, strict=True)
+    sums = np.add.reduceat(caption.maps, np.array(starts, np.int64))
+    return replace(
+        caption,
+        words=[tokenizer.join(caption.words[start : start + length]) for start, length in pieces],
+        maps=sums / lengths[:, None, None].astype(np.float32),
         beta=None,
-        log_probs=np.add.reduceat(caption.log_probs, first),
-        geometry=caption.geometry,
-        text=caption.text,
+        log_probs=np.add.reduceat(caption.log_probs, np.array(starts, np.int64)),
     )
 
 
@@ -112,14 +110,9 @@ def centred_map(geometry: Geometry, rows: int, columns: int) -> np.ndarray:
 def coverage(
     mask: np.ndarray, geometry: Geometry, rows: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of each cell that a mask covers and that lie on the image.
+    """Return [rows, columns] twice: how much of each cell a mask covers, and how much is image.
 
-    Args:
-        mask: bool [height, width] of the image.
-
-    Returns:
-        The share of each cell's part of the image that the mask covers, and the share of each cell
-        that lies on the image: [rows, columns] each. Cells outside the image have 0 of both.
+    The first is a share of the cell's part on the image; cells outside the image have 0 of both.
     """
     g = geometry
     down = _overlaps(mask.shape[0], g.photo_height_px, g.top_px, g.height_px, rows)
@@ -134,7 +127,7 @@ def coverage(
 def _overlaps(
     pixels: int, image_px: int, start_px: float, length_px: float, cells: int
 ) -> np.ndarray:
-    """Return [cells, pixels], the share of each cell of one side that each mask pixel takes."""
+    """Return [cells, pixels], the share of each cell that each pixel takes, along one side."""
     edges = (np.arange(pixels + 1) * (image_px / pixels) - start_px) * (cells / length_px)
     low = np.maximum(edges[:-1], np.arange(cells)[:, None])
     high = np.minimum(edges[1:], np.arange(cells)[:, None] + 1)
@@ -165,8 +158,7 @@ def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> 
 def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
     """Return means of the figures over words, their 95 % intervals, and means by category.
 
-    The intervals are of the bootstrap over images, whose words are drawn together. The most
-    frequent category comes first. Without words there is `num_words` alone.
+    The most frequent category comes first. Without words there is `num_words` alone.
     """
     if not words:
         return {"num_words": 0}

@@ -59,8 +59,7 @@ def meteor(counts: np.ndarray) -> np.ndarray:
 class ImageScores:
     """The statistics of N images from which the corpus figures of any selection follow.
 
-    image_ids: N of them. means: metric -> float64 [N], for metrics that are means over images.
-    counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], those that were computed.
+    means: metric -> float64 [N]. counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], where computed.
     """
 
     image_ids: list[Hashable]

@@ -60,22 +60,28 @@ class Metric:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set of captions, and how they were computed.
+    """Scores of a set of captions, and how they were computed; fields of results.json.
 
     Attributes:
         metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
             pycocoevalcap's scale, where 10 is the most). None is "not computed" or "not defined";
             the signature says why.
-        per_image: metric -> image id -> score, of the metrics that were computed. The corpus BLEU
-            and METEOR are not the means of these.
-        counts: metric -> image id -> statistics, of Bleu_4 and METEOR, as `Scored.counts`.
+        images: For each image its "image_id", and by metric its "scores" and "counts"
+            (`Scored.counts`), where they were computed.
         signature: Scorers and their versions, tokenizer, Java, number of images.
     """
 
     metrics: dict[str, float | None]
-    per_image: dict[str, dict[Any, float]]
-    counts: dict[str, dict[Any, list[float]]]
+    images: list[dict[str, Any]]
     signature: dict[str, str]
+
+    def per_image(self, metric: str) -> dict[Any, float]:
+        """Return the scores of the images by their ids; nothing if they were not computed.
+
+        The corpus BLEU and METEOR are not the means of these.
+        """
+        found = [(image["image_id"], image["scores"]) for image in self.images]
+        return {image_id: scores[metric] for image_id, scores in found if metric in scores}
 
 
 def quick_scores(
@@ -108,12 +114,12 @@ def score_captions(
 
     Args:
         candidates: Image id -> caption; an empty caption counts as one without words.
-        references: The same ids -> one or more captions.
+        references: The same ids -> one or more captions of each.
         time_limit_s: Seconds for Java; scores computed by then are kept.
         java: Name or path of the Java program; by default the one on PATH.
 
     Raises:
-        DataError: The ids differ, an image has no reference, there is nothing to score.
+        DataError: An image has no reference with words, or there is nothing to score.
     """
     from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
 
@@ -148,16 +154,17 @@ def score_captions(
         del table["CIDEr"]
         signature["CIDEr"] = "not defined: its document frequencies need at least two photos"
 
-    def by_id(values: Sequence[Any]) -> dict[Any, Any]:
-        return dict(zip(ids, values, strict=True))
-
     names = [name for metric in METRICS.values() for name in metric.names]
-    return Scores(
-        metrics={name: table[name].corpus if name in table else None for name in names},
-        per_image={name: by_id(table[name].images) for name in names if name in table},
-        counts={n: by_id(scored.counts) for n, scored in table.items() if scored.counts},
-        signature=signature,
-    )
+    images = [
+        {
+            "image_id": image_id,
+            "scores": {name: table[name].images[row] for name in names if name in table},
+            "counts": {n: scored.counts[row] for n, scored in table.items() if scored.counts},
+        }
+        for row, image_id in enumerate(ids)
+    ]
+    whole = {name: table[name].corpus if name in table else None for name in names}
+    return Scores(whole, images, signature)
 
 
 def _align(
@@ -166,11 +173,6 @@ def _align(
     """Return ids, captions and references in one order, that of the candidates."""
     if not candidates:
         raise DataError("there is no caption to score; give at least one")
-    if alone := sorted(map(repr, candidates.keys() ^ references.keys())):
-        raise DataError(
-            f"{len(alone)} images have a caption or references alone, such as {alone[0]}; give "
-            "both for the same image ids"
-        )
     truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}
     for image_id, texts in truths.items():
         if not texts:
@@ -211,16 +213,7 @@ def tokenize(text: str) -> str:
 
 
 def python_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Return the figures of all metrics that need no Java, of tokenised captions.
-
-    Raises:
-        DataError: No reference has a word, so that there is nothing to compare with.
-    """
-    if not any(any(texts) for texts in references):
-        raise DataError(
-            "no reference caption has a word in it, so there is nothing to score against; "
-            "check the data set's captions"
-        )
+    """Return the figures of all metrics that need no Java, of tokenised captions."""
     table: MetricTable = {}
     for metric in METRICS.values():
         if not metric.needs_java:

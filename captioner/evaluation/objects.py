@@ -16,22 +16,18 @@ import numpy as np
 from captioner.data.tars import ImagePath
 from captioner.errors import DataError
 
-# The word list of CHAIR (Rohrbach et al., 2018, section 2), as published in data/synonyms.txt of
+# The word list of CHAIR (Rohrbach et al., 2018), data/synonyms.txt of
 # github.com/LisaAnne/Hallucination: a line for each of COCO's 80 categories, its name first.
 SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
 # Plurals that no ending gives away.
-IRREGULAR = {
-    "men": "man",
-    "women": "woman",
-    "policemen": "policeman",
-    "gentlemen": "gentleman",
-    "grandchildren": "grandchild",
-    "geese": "goose",
-    "mice": "mouse",
-    "persons": "person",
-}
-# CHAIR's rules for two words that are read as one: an animal's age and a vehicle's passengers are
-# no persons, and the seat of a toilet is no chair.
+IRREGULAR = dict(
+    zip(
+        "men women policemen gentlemen grandchildren geese mice persons".split(),
+        "man woman policeman gentleman grandchild goose mouse person".split(),
+        strict=True,
+    )
+)
+# CHAIR's rules for two words that are read as one.
 AGES = frozenset({"baby", "adult"})
 ANIMALS = frozenset("bird cat dog horse sheep cow elephant bear zebra giraffe".split())
 TOGETHER = {"passenger jet": "airplane", "passenger train": "train", "toilet seat": "toilet"}
@@ -69,17 +65,16 @@ def _singulars(words: str) -> Iterator[str]:
     first, _, last = words.rpartition(" ")
     if last in IRREGULAR:
         yield f"{first} {IRREGULAR[last]}".strip()
-    for ending, singulars in (("ies", ["y"]), ("ves", ["f", "fe"]), ("es", [""]), ("s", [""])):
-        if last.endswith(ending):
-            for singular in singulars:
-                yield words.removesuffix(ending) + singular
+    endings = ("ies", "y"), ("ves", "f"), ("ves", "fe"), ("es", ""), ("s", "")
+    for plural, singular in endings:
+        if last.endswith(plural):
+            yield words.removesuffix(plural) + singular
 
 
 def named_categories(words: Sequence[str]) -> list[str | None]:
     """Return for each word of a caption the category that it names, or None.
 
-    Where two words name one together (a hot dog), the second names it; where they name something
-    that is only called after one (a train station), neither does.
+    Where two words name one together, the second names it.
 
     >>> named_categories("a hot dog on a bus with a baby elephant".split())
     [None, None, 'hot dog', None, None, 'bus', None, None, None, 'elephant']
@@ -100,9 +95,7 @@ ImageKey: TypeAlias = "tuple[int, int]"  # number of the file, number of the ima
 
 
 class Objects:
-    """The instances of one or more COCO annotation files, by image.
-
-    An image is found by the name of its file. One that several files know is taken from the first.
+    """The instances of one or more COCO annotation files, by the names of the images' files.
 
     Raises:
         DataError: A file is no COCO instances file.
@@ -123,10 +116,9 @@ class Objects:
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
     def mask(self, image: ImageKey, category: str) -> np.ndarray | None:
-        """Return where an image shows objects of a category: their outlines, or else boxes.
+        """Return the outlines of an image's objects of a category, or else their boxes.
 
-        Returns:
-            bool [height, width] of the annotation, or None where there is none.
+        bool [height, width], or None where there is none.
         """
         file, number = self._files[image[0]], image[1]
         categories = file.getCatIds(catNms=[category])
@@ -144,7 +136,11 @@ class Objects:
                 mask |= drawn.astype(bool)
             else:
                 x, y, width, height = annotation["bbox"]
-                mask[_pixels(y, height), _pixels(x, width)] = True
+                rows, columns = (
+                    slice(max(0, round(start)), max(0, round(start) + 1, round(start + length)))
+                    for start, length in ((y, height), (x, width))
+                )
+                mask[rows, columns] = True
         return mask if mask.any() else None
 
 
@@ -165,13 +161,6 @@ def _read_instances(path: Path) -> Any:
             f"{path} is no file of COCO instances; name one such as instances_val2017.json"
         ) from error
     return coco
-
-
-def _pixels(start: float, length: float) -> slice:
-    """Return the pixels of one side of a box, at least one, without those before the photo."""
-    first = round(start)
-    # A negative index would count from the photo's other edge.
-    return slice(max(0, first), max(0, first + 1, round(start + length)))
 
 
 def _number_in(name: str) -> str:

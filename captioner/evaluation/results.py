@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captioner.data.captioned import CaptionedImage
 from captioner.data.formats.table import read_tables
@@ -19,47 +19,9 @@ from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes
 from captioner.log import logger
 
-if TYPE_CHECKING:
-    from captioner.evaluation.metrics import Scores
-
-
-def results_of(
-    scores: Scores,
-    captions: Mapping[Any, str],
-    *,
-    signature: Mapping[str, object],
-    names: Mapping[Any, str] | None = None,
-) -> dict[str, Any]:
-    """Return the content of results.json that follows from the scores.
-
-    "captions" is what pycocotools' loadRes reads. "images" holds what `read_results` needs of each
-    image, and its file name from `names`.
-    """
-    images = [
-        {
-            "image_id": image_id,
-            **({"file_name": names[image_id]} if names else {}),
-            "scores": {name: each[image_id] for name, each in scores.per_image.items()},
-            "counts": {name: each[image_id] for name, each in scores.counts.items()},
-        }
-        for image_id in captions
-    ]
-    return {
-        "metrics": scores.metrics,
-        "num_images": len(captions),
-        "captions": [{"image_id": i, "caption": text} for i, text in captions.items()],
-        "signature": dict(signature),
-        "images": images,
-    }
-
 
 def write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write JSON; NaN is refused, because other languages could not read the file.
-
-    Raises:
-        CaptionerError: The file cannot be written there.
-        ValueError: A number is NaN or infinite.
-    """
+    """Write JSON; a number that is NaN is a ValueError, as other languages could not read it."""
     save_bytes((json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), path)
 
 
@@ -138,8 +100,7 @@ def match_captions(
 ) -> dict[int | str, str]:
     """Return the captions of these images by their ids.
 
-    Captions name images by their ids, or by their files: with a folder, without, without the
-    suffix, or by COCO's number. The way that finds the most images is taken.
+    Captions name images by their ids or files (`_name_forms`): the way that finds the most images.
     """
     found: dict[int | str, str] = {}
     for way in range(5):

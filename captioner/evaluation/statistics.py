@@ -11,15 +11,14 @@ import numpy as np
 
 from captioner.evaluation.metrics import tokenize
 
-# Words that no complete caption ends in: such a caption was broken off, by a reward without the end
-# token or by the longest length. The list is that of reports on self-critical training.
+# Words that no complete caption ends in; the list is that of reports on self-critical training.
 BAD_ENDINGS = frozenset(
     "a an the in for at of with before after on upon near to is are am and or by from that".split()
 )
 
-# Of the bias about people, in English captions.
 Counts = dict[str, dict[str, dict[str, int]]]
 
+# Of the bias about people, in English captions.
 _GENDERS = {
     "man": "man men boy boys guy guys gentleman gentlemen male males father dad son grandfather",
     "woman": "woman women girl girls lady ladies female females mother mom mum daughter "
@@ -75,9 +74,9 @@ def corpus_statistics(
 
 
 def _repeats(words: Sequence[str], n: int) -> bool:
-    if n == 1:
-        return any(a == b for a, b in itertools.pairwise(words))
     grams = list(zip(*(words[start:] for start in range(n)), strict=False))
+    if n == 1:
+        return any(a == b for a, b in itertools.pairwise(grams))
     return len(set(grams)) < len(grams)
 
 
@@ -123,9 +122,9 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
     """Count right, wrong and silent captions by image id.
 
     Counted are images whose references agree: at least two (or the only one) name the group, and
-    none names another one. A caption is right when it names that group (and of genders and ages no
-    other), wrong when it names only groups that no reference names, and silent otherwise: it names
-    none, both, or of clothes another colour that a reference names.
+    of genders and ages none names another one. A caption is right when it names that group (of
+    genders and ages no other), wrong when it names only groups that no reference names, and silent
+    otherwise.
 
     Returns:
         For each category and group: `photos` whose references agree on it, and how many captions
@@ -136,21 +135,22 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
         texts = [_WORD.findall(text.lower()) for text in references[image_id]]
         words = _WORD.findall(caption.lower())
         for category, named in CATEGORIES.items():
+            several = category == "colour of clothes"  # a person can have several
             found = [named(text) for text in texts]
             everything = set().union(*found)
             said = named(words)
             for group in sorted(everything):
                 agree = sum(group in each for each in found) >= min(2, len(texts))
-                if not agree or (category != "colour of clothes" and len(everything) > 1):
+                if not agree or (len(everything) > 1 and not several):
                     continue
                 row = counts[category].setdefault(
                     group, {"photos": 0, "right": 0, "wrong": 0, "silent": 0}
                 )
                 row["photos"] += 1
-                # Clothes have several colours: a caption is wrong if no reference has any of its.
-                wrong = bool(said) and said.isdisjoint(everything)
-                right = group in said and not (category != "colour of clothes" and len(said) > 1)
-                row["right" if right else "wrong" if wrong else "silent"] += 1
+                if group in said and (several or len(said) == 1):
+                    row["right"] += 1
+                else:
+                    row["wrong" if said and said.isdisjoint(everything) else "silent"] += 1
     return {
         category: dict(sorted(groups.items(), key=lambda item: -item[1]["photos"]))
         for category, groups in counts.items()

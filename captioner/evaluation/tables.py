@@ -41,76 +41,54 @@ def cell_text(cell: Cell) -> str:
 
 def result_tables(results: Mapping[str, Any]) -> list[Table]:
     """Return the tables of the content of results.json, without those that were not measured."""
-    tables = [_scores(results), _statistics(results["statistics"])]
-    if "calibration" in results:
-        tables.append(_calibration(results["calibration"]))
-    if results.get("bias"):
-        tables.append(_bias(results["bias"]))
-    if any(found["num_words"] for found in results.get("grounding", {}).values()):
-        tables.append(_grounding(results["grounding"]))
-    if results.get("attention"):
-        tables.append(_attention(results["attention"]))
-    return tables
-
-
-def _scores(results: Mapping[str, Any]) -> Table:
     signature, intervals = results["signature"], results["intervals"]
-    rows: list[list[Cell]] = [
+    title = f"Scores of {results['num_images']} photos, with 95 % intervals by the bootstrap"
+    rows: list[Sequence[Cell]] = [
         [name, signature[name].partition(":")[0], "", ""]
         if value is None
         else [name, value, *intervals[name]]
         for name, value in results["metrics"].items()
     ]
-    title = f"Scores of {results['num_images']} photos, with 95 % intervals by the bootstrap"
-    return Table(title, ["", "score", "from", "to"], rows)
-
-
-def _statistics(found: Mapping[str, float | None]) -> Table:
-    rows: list[list[Cell]] = [
+    tables = [Table(title, ["", "score", "from", "to"], rows)]
+    rows = [
         [name.replace("_", " "), "not computed" if value is None else value]
-        for name, value in found.items()
+        for name, value in results["statistics"].items()
     ]
-    return Table("Captions", ["", ""], rows)
-
-
-def _calibration(found: Mapping[str, Any]) -> Table:
+    tables.append(Table("Captions", ["", ""], rows))
+    if found := results.get("calibration"):
+        rows = [
+            ["expected calibration error", found["ece"]],
+            ["area under the curve", found["auc"]],
+            ["share of right captions", found["right"]],
+            ["of the surest half", found["risk_coverage"][4]["right"]],
+        ]
+        tables.append(Table("Confidence", ["", ""], rows))
+    if found := results.get("bias"):
+        rows = [
+            [f"{category}: {group}", row["photos"]]
+            + [row[name] / row["photos"] for name in ("right", "wrong", "silent")]
+            for category, groups in found.items()
+            for group, row in groups.items()
+        ]
+        tables.append(Table(BIAS, ["", "photos", "right", "wrong", "neither"], rows))
     rows = [
-        ["expected calibration error", found["ece"]],
-        ["area under the curve", found["auc"]],
-        ["share of right captions", found["right"]],
-        ["of the surest half", found["risk_coverage"][4]["right"]],
-    ]
-    return Table("Confidence", ["", ""], rows)
-
-
-def _bias(counts: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
-    rows: list[list[Cell]] = []
-    for category, groups in counts.items():
-        for group, row in groups.items():
-            shares = (row[name] / row["photos"] for name in ("right", "wrong", "silent"))
-            rows.append([f"{category}: {group}", row["photos"], *shares])
-    return Table(BIAS, ["", "photos", "right", "wrong", "neither"], rows)
-
-
-def _grounding(found: Mapping[str, Any]) -> Table:
-    rows = [
-        [f"{name}, {source}", grounding["num_words"], grounding[key], *grounding["intervals"][key]]
-        + [grounding[f"{key}_{kind}"] for kind in ("uniform", "centre", "others")]
-        for source, grounding in found.items()
-        if grounding["num_words"]
+        [f"{name}, {source}", found["num_words"], found[key], *found["intervals"][key]]
+        + [found[f"{key}_{kind}"] for kind in ("uniform", "centre", "others")]
+        for source, found in results.get("grounding", {}).items()
+        if found["num_words"]
         for name, key in (("attention correctness", "correctness"), ("pointing game", "hit"))
     ]
-    head = ["", "words", "model", "from", "to", "uniform", "centre", "other words"]
-    return Table("Attention on the objects that words name", head, rows)
-
-
-def _attention(found: Mapping[str, Any]) -> Table:
-    rows: list[list[Cell]] = [
-        [name, entry["value"], *entry["interval"], entry.get("control", "")]
-        for name, entry in found.items()
-    ]
-    title = (
-        "Loss of log-probability a word, in nats, when attention is replaced "
-        "(cell_changes: a share of the words)"
-    )
-    return Table(title, ["", "loss", "from", "to", "random cells"], rows)
+    if rows:
+        head = ["", "words", "model", "from", "to", "uniform", "centre", "other words"]
+        tables.append(Table("Attention on the objects that words name", head, rows))
+    if found := results.get("attention"):
+        title = (
+            "Loss of log-probability a word, in nats, when attention is replaced "
+            "(cell_changes: a share of the words)"
+        )
+        rows = [
+            [name, entry["value"], *entry["interval"], entry.get("control", "")]
+            for name, entry in found.items()
+        ]
+        tables.append(Table(title, ["", "loss", "from", "to", "random cells"], rows))
+    return tables

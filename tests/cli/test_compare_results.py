@@ -10,14 +10,14 @@ import pytest
 from programs import Commands, Programs
 
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.results import results_of, write_json
+from captioner.evaluation.results import write_json
 
 WORDS = "man dog red ball park tree runs sits on the a big old blue near".split()
 
 
 def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]) -> Path:
     scores = score_captions(captions, references, java="no-such-java")
-    write_json(path, results_of(scores, captions, signature=scores.signature))
+    write_json(path, vars(scores))
     return path
 
 

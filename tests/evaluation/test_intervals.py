@@ -17,7 +17,6 @@ from captioner.evaluation.intervals import (
     paired_bootstrap,
 )
 from captioner.evaluation.metrics import python_scores, score_captions
-from captioner.evaluation.results import results_of
 
 WORDS = (
     "man dog red ball park tree runs running sits sat on the a big large old blue near kid".split()
@@ -76,8 +75,7 @@ def test_the_whole_set_gives_the_corpus_figures_and_lies_in_its_interval() -> No
     candidates, references = sentences(2, 60)
     by_id = dict(enumerate(candidates)), dict(enumerate(references))
     scores = score_captions(*by_id, java="no-such-java")
-    results = results_of(scores, by_id[0], signature=scores.signature)
-    images = ImageScores.of(results["images"])
+    images = ImageScores.of(scores.images)
     whole = images.corpus(np.ones(60))
     intervals = bootstrap_intervals(images)
     assert set(whole) == set(intervals) == {n for n, v in scores.metrics.items() if v is not None}

@@ -6,51 +6,43 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from captioner.data.captioned import CaptionedImage
-from captioner.evaluation.metrics import Scores, score_captions
-from captioner.evaluation.results import match_captions, read_results, results_of, write_json
+from captioner.evaluation.evaluate import score_texts
+from captioner.evaluation.results import match_captions, read_results, write_json
 
-METRICS = {"Bleu_1": 0.5, "METEOR": None}
-CAPTIONS = {7: "a dog", 3: 'un café "noir" 犬'}
-SIGNATURE = {"tokenizer": "python (nltk)", "beam_size": 5}
-SCORES = Scores(METRICS, per_image={"CIDEr": {7: 0.25, 3: 1.5}}, counts={}, signature={})
+CAPTIONS: dict[int | str, str] = {7: 'a dog runs in the "park" 犬', 3: "", 9: "two men on a bench"}
+REFERENCES = {7: ("a dog runs in a park",), 3: ("a red ball",), 9: ("men sit on a bench",)}
 
 
-def test_results_have_the_promised_keys(tmp_path: Path) -> None:
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("PATH", "/nowhere")  # no Java, which takes seconds
+    images = [CaptionedImage(Path(f"v/{i}.jpg"), texts, i) for i, texts in REFERENCES.items()]
+    return score_texts(CAPTIONS, images, signature={"beam_size": 5})
+
+
+def test_scores_of_each_image_come_back_and_give_the_whole(
+    results: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "folder" / "results.json"
-    write_json(path, results_of(SCORES, CAPTIONS, signature=SIGNATURE))
-    assert json.loads(path.read_text()) == {
-        "metrics": {"Bleu_1": 0.5, "METEOR": None},
-        "num_images": 2,
-        "captions": [
-            {"image_id": 7, "caption": "a dog"},
-            {"image_id": 3, "caption": 'un café "noir" 犬'},
-        ],
-        "signature": {"tokenizer": "python (nltk)", "beam_size": 5},
-        "images": [
-            {"image_id": 7, "scores": {"CIDEr": 0.25}, "counts": {}},
-            {"image_id": 3, "scores": {"CIDEr": 1.5}, "counts": {}},
-        ],
-    }
+    write_json(path, results)
     assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
-
-
-def test_scores_of_each_image_come_back_and_give_the_whole(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    captions = {7: "a dog runs in the park", "x": "two men sit on a bench", 3: ""}
-    references = {7: ["a dog runs in a park"], "x": ["men sit on a bench"], 3: ["a red ball"]}
-    scores = score_captions(captions, references, java="no-such-java")
-    write_json(path, results_of(scores, captions, signature=scores.signature))
-    signature, images = read_results(path)
-    assert signature == scores.signature
-    assert images.image_ids == [7, "x", 3]
+    found = read_results(path)
+    assert found is not None
+    signature, images = found
+    assert signature == results["signature"]
+    assert signature["beam_size"] == 5
+    assert images.image_ids == [7, 3, 9]
     whole = {name: float(value) for name, value in images.corpus(np.ones(3)).items()}
-    computed = {name: value for name, value in scores.metrics.items() if value is not None}
+    computed = {name: value for name, value in results["metrics"].items() if value is not None}
+    assert len(computed) == 6
     assert whole == pytest.approx(computed)
+    assert [image["file_name"] for image in results["images"]] == ["7.jpg", "3.jpg", "9.jpg"]
 
 
 def image(path: str, image_id: int | str) -> CaptionedImage:
@@ -79,14 +71,12 @@ def test_a_name_of_two_images_means_none() -> None:
     assert match_captions({"1.jpg": "one"}, [image("r/a/1.jpg", 5), image("r/b/1.jpg", 6)]) == {}
 
 
-def test_the_captions_are_results_that_pycocotools_loads(tmp_path: Path) -> None:
+def test_the_captions_are_results_that_pycocotools_loads(results: dict[str, Any]) -> None:
     from pycocotools.coco import COCO
 
-    path = tmp_path / "results.json"
-    write_json(path, results_of(SCORES, CAPTIONS, signature=SIGNATURE))
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
-        coco.dataset = {"images": [{"id": 7}, {"id": 3}], "annotations": []}
+        coco.dataset = {"images": [{"id": key} for key in CAPTIONS], "annotations": []}
         coco.createIndex()
-        loaded = coco.loadRes(json.loads(path.read_text())["captions"])
+        loaded = coco.loadRes(json.loads(json.dumps(results["captions"])))
     assert [loaded.imgToAnns[key][0]["caption"] for key in CAPTIONS] == list(CAPTIONS.values())
