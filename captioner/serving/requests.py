@@ -140,6 +140,7 @@ async def _read_form(request: Request, body: AsyncGenerator[bytes, None]) -> Bod
         else:
             detail = f"a photo is a file in the field {IMAGE} (curl -F {IMAGE}=@photo.jpg)"
             raise option_problem(name, detail)
+    await form.close()
     return photos, fields, False
 
 
