@@ -104,13 +104,9 @@ class AttentionMeasure:
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for name, removed in ((DELETION, attended), (f"{DELETION}_control", at_random)):
-            pairs = zip(captions, removed, strict=True)
-            losses[name] = loss(
-                [
-                    force_decode(self.decoder, _without_cells(grid, cells), [[tokens]])[0][0]
-                    for tokens, cells in pairs
-                ]
-            )
+            deleted = _without_cells(grid, np.stack(removed))
+            found = force_decode(self.decoder, deleted, [[tokens] for tokens in captions])
+            losses[name] = loss([hypothesis for (hypothesis,) in found])
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
         losses["cell_changes"] = np.concatenate(
             [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
@@ -127,7 +123,7 @@ def _most_attended(attention: np.ndarray) -> np.ndarray:
 
 
 def _without_cells(grid: Grid, removed: np.ndarray) -> Grid:
-    """Return the grid of one image with its mean in place of removed cells, bool [L]."""
+    """Return N grids, of one image with its mean in place of removed cells, bool [N, L]."""
     gone = torch.from_numpy(removed).to(grid.features.device)[..., None]
 
     def deleted(features: Tensor) -> Tensor:
