@@ -108,9 +108,9 @@ class Difference:
     p: float
 
 
-def bootstrap_intervals(scores: ImageScores, *, seed: int = 0) -> dict[str, tuple[float, float]]:
+def bootstrap_intervals(scores: ImageScores) -> dict[str, tuple[float, float]]:
     """Return the 95 % percentile bootstrap interval of each corpus figure, over images."""
-    return {name: _interval(values) for name, values in _drawn(scores, seed).items()}
+    return {name: _interval(values) for name, values in _drawn(scores).items()}
 
 
 def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -159,12 +159,12 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
     return found
 
 
-def _drawn(scores: ImageScores, seed: int = 0) -> dict[str, np.ndarray]:
+def _drawn(scores: ImageScores) -> dict[str, np.ndarray]:
     """Return corpus figures [RESAMPLES] of bootstrap samples: images drawn with replacement.
 
     A hundred samples at a time, to save memory: COCO has 40,000 images.
     """
-    generator, images = np.random.default_rng(seed), len(scores.image_ids)
+    generator, images = np.random.default_rng(0), len(scores.image_ids)
     parts = []
     for _ in range(RESAMPLES // 100):
         weights = generator.multinomial(images, np.full(images, 1 / images), 100)

@@ -39,10 +39,8 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     Raises:
         DataError: It cannot be read.
     """
-    if path.suffix.lower() != ".json":
-        return None
-    content = read_json(path)
-    if not isinstance(content, dict) or "images" not in content or "signature" not in content:
+    content = read_json(path) if path.suffix.lower() == ".json" else None
+    if not isinstance(content, dict) or not {"images", "signature"} <= content.keys():
         return None
     try:
         return content["signature"], ImageScores.of(content["images"])

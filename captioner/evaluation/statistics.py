@@ -51,15 +51,15 @@ def corpus_statistics(
         repeated_N_gram_rate, captions that say N words twice (of N 1, twice in a row).
     """
     tokenised = [tokenize(caption).split() for caption in captions]
-    count = max(1, len(tokenised))
-    lengths = np.array([len(caption) for caption in tokenised] or [0])
+    count = len(tokenised)
+    lengths = np.array([len(caption) for caption in tokenised])
     distinct = {" ".join(caption) for caption in tokenised}
     novel: float | None = None
     if training is not None:
         known = {tokenize(caption) for caption in training}
         novel = sum(" ".join(caption) not in known for caption in tokenised) / count
     return {
-        "num_captions": len(tokenised),
+        "num_captions": count,
         "distinct_ratio": len(distinct) / count,
         "novel_ratio": novel,
         "vocabulary_used": len({word for caption in tokenised for word in caption}),

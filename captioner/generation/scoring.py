@@ -63,8 +63,7 @@ def force_decode(
         if steps[0] is None:
             return None
         stacked = to_numpy(xp.stack(steps, axis=2))
-        kind = np.float32 if stacked.dtype.kind == "f" else stacked.dtype
-        return stacked.astype(kind, copy=False).reshape(-1, *stacked.shape[2:])
+        return stacked.reshape(-1, *stacked.shape[2:])
 
     found = {name: joined(steps) for name, steps in values.items()}
 
