@@ -65,15 +65,8 @@
   /** Weights that lay every map of one grid and geometry on width x height pixels. */
   function projection(geometry, rows, columns, width, height, smooth) {
     const g = geometry;
-    let across = sideWeights(width, g.photo_width_px, g.left_px, g.width_px, columns, smooth);
+    const across = sideWeights(width, g.photo_width_px, g.left_px, g.width_px, columns, smooth);
     const down = sideWeights(height, g.photo_height_px, g.top_px, g.height_px, rows, smooth);
-    if (g.flipped) {
-      const mirrored = new Float64Array(across.length);
-      for (let x = 0; x < width; x++)
-        for (let c = 0; c < columns; c++)
-          mirrored[x * columns + c] = across[x * columns + columns - 1 - c];
-      across = mirrored;
-    }
     // Most shares are 0: remember where those that are not begin and end.
     const first = new Int32Array(width);
     const end = new Int32Array(width);
@@ -85,19 +78,21 @@
       first[x] = from;
       end[x] = to;
     }
-    return { rows, columns, width, height, across, down, first, end };
+    return { rows, columns, width, height, across, down, first, end, flipped: g.flipped };
   }
 
   /** Heat [height][width] of a map [rows][columns], in multiples of uniform attention. */
   function heatOf(map, laid) {
-    const { rows, columns, width, height, across, down, first, end } = laid;
+    const { rows, columns, width, height, across, down, first, end, flipped } = laid;
     const heat = new Float32Array(width * height);
     const line = new Float64Array(columns);
     for (let y = 0; y < height; y++) {
       line.fill(0);
       for (let r = 0; r < rows; r++) {
         const share = down[y * rows + r] * rows * columns;
-        if (share) for (let c = 0; c < columns; c++) line[c] += share * map[r][c];
+        if (share)
+          for (let c = 0; c < columns; c++)
+            line[c] += share * map[r][flipped ? columns - 1 - c : c];
       }
       for (let x = 0; x < width; x++) {
         let sum = 0;
@@ -200,19 +195,14 @@
     context.drawImage(upper.canvas, 0, 0);
   }
 
-  function lineUnit(width, height) {
-    return Math.sqrt(width * height) / 200;
-  }
-
   /** Lines of equal attention on their dark seams, into an RGBA array. */
   function coverLines(out, heat, width, height, lines) {
     const octaves = heat.map((value) => positionOf(value) * TABLES.scale.octaves - 1);
-    const unit = lineUnit(width, height);
+    const unit = Math.sqrt(width * height) / 200;
     const seam = Math.max(0.8, 0.6 * unit);
-    const levels = lines.map(([value]) => Math.round(Math.log2(value)));
-    const halves = Object.fromEntries(lines.map(([value, wide]) =>
+    const halves = new Map(lines.map(([value, wide]) =>
       [Math.round(Math.log2(value)), Math.max(wide * unit, TABLES.lines.least) / 2]));
-    const [first, last] = [levels[0], levels[levels.length - 1]];
+    const [first, last] = [Math.min(...halves.keys()), Math.max(...halves.keys())];
     const [line, dark] = [rgbOf(TABLES.lines.colour), rgbOf(TABLES.casing.colour)];
     for (let y = 0; y < height; y++) {
       const above = Math.max(y - 1, 0) * width;
@@ -224,7 +214,7 @@
           - octaves[y * width + Math.max(x - 1, 0)];
         const gy = octaves[below + x] - octaves[above + x];
         const away = 2 * Math.abs(octaves[i] - nearest) / Math.sqrt(gx * gx + gy * gy + 1e-8);
-        const covered = halves[nearest] + 0.5 - away;
+        const covered = halves.get(nearest) + 0.5 - away;
         if (covered + seam <= 0) continue;
         const ink = Math.min(Math.max(covered, 0), 1);
         const under = Math.min(covered + seam, 1) * TABLES.casing.opacity * (1 - ink);
@@ -236,52 +226,17 @@
     }
   }
 
+  /** Box of a cell on a canvas: x0, y0, x1, y1. */
   function cellBox(cell, geometry, rows, columns, canvas) {
     const row = Math.floor(cell / columns);
     const column = geometry.flipped ? columns - 1 - (cell % columns) : cell % columns;
-    const w = geometry.width_px / columns;
-    const h = geometry.height_px / rows;
     const xScale = canvas.width / geometry.photo_width_px;
     const yScale = canvas.height / geometry.photo_height_px;
-    const x = geometry.left_px + column * w;
-    const y = geometry.top_px + row * h;
-    return [x * xScale, y * yScale, (x + w) * xScale, (y + h) * yScale];
-  }
-
-  /** The widths of a mark's white line and of its black rim. */
-  function markPx(geometry, rows, columns, canvas) {
-    const { inPicture, inCell, rimsInMark } = TABLES.marks;
-    const cell = Math.min(
-      geometry.width_px / columns * canvas.width / geometry.photo_width_px,
-      geometry.height_px / rows * canvas.height / geometry.photo_height_px,
-    );
-    const unit = Math.min(Math.max(canvas.width, canvas.height) / inPicture, cell / inCell);
-    const line = Math.max(1, Math.round(unit));
-    return [line, Math.max(1, Math.floor(line / rimsInMark))];
-  }
-
-  function centreOf(cell, geometry, rows, columns, canvas) {
-    const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-    return [Math.floor((x0 + x1) / 2), Math.floor((y0 + y1) / 2)];
-  }
-
-  function outlineCells(context, canvas, cells, geometry, rows, columns) {
-    const [line, rim] = markPx(geometry, rows, columns, canvas);
-    for (const cell of new Set([].concat(cells))) {
-      const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, canvas).map(Math.round);
-      // White between black lines shows on every colour.
-      for (const [colour, grown, thick] of [["black", rim, line + 2 * rim], ["white", 0, line]]) {
-        const left = x0 - grown;
-        const top = y0 - grown;
-        const w = Math.max(x1 + grown - left, 1);
-        const h = Math.max(y1 + grown - top, 1);
-        context.fillStyle = colour;
-        context.fillRect(left, top, w, thick);
-        context.fillRect(left, top + h - thick, w, thick);
-        context.fillRect(left, top, thick, h);
-        context.fillRect(left + w - thick, top, thick, h);
-      }
-    }
+    const w = geometry.width_px / columns * xScale;
+    const h = geometry.height_px / rows * yScale;
+    const x = geometry.left_px * xScale + column * w;
+    const y = geometry.top_px * yScale + row * h;
+    return [x, y, x + w, y + h];
   }
 
   /** The cells of a map's peaks, highest first: see peaks in heat.py. */
@@ -299,40 +254,65 @@
     return found.sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, cell]) => cell);
   }
 
-  /** A cross on each peak. */
-  function markPeaks(context, canvas, map, geometry) {
-    const [rows, columns] = [map.length, map[0].length];
-    const [line, rim] = markPx(geometry, rows, columns, canvas);
-    const [arm, half] = [3 * line + 1, Math.floor(line / 2)];
-    for (const cell of peaksOf(map)) {
-      const [x, y] = centreOf(cell, geometry, rows, columns, canvas);
+  /** A word's sampled paths and cells, or where it has no cells, its peaks: see overlay.py. */
+  function drawMarks(context, { maps, geometry, cells, paths }, index) {
+    const { canvas } = context;
+    const map = maps[index];
+    const boxOf = (cell) => cellBox(cell, geometry, map.length, map[0].length, canvas);
+    const centreOf = (cell) => {
+      const [x0, y0, x1, y1] = boxOf(cell).map(Math.round);
+      return [Math.floor((x0 + x1) / 2), Math.floor((y0 + y1) / 2)];
+    };
+    const { inPicture, inCell, rimsInMark } = TABLES.marks;
+    const [left, top, right, bottom] = boxOf(0);
+    const unit = Math.min(Math.max(canvas.width, canvas.height) / inPicture,
+      Math.min(right - left, bottom - top) / inCell);
+    const line = Math.max(1, Math.round(unit)); // of white, with a black rim
+    const rim = Math.max(1, Math.floor(line / rimsInMark));
+
+    if (paths) drawPaths(context, paths, index, centreOf, line, rim);
+    for (const cell of cells ? [] : peaksOf(map)) { // a cross
+      const [x, y] = centreOf(cell);
+      const [arm, half] = [3 * line + 1, Math.floor(line / 2)];
       for (const [colour, grown] of [["black", rim], ["white", 0]]) {
         context.fillStyle = colour;
         for (const [wide, high] of [[arm + grown, half + grown], [half + grown, arm + grown]])
           context.fillRect(x - wide, y - high, 2 * wide + 1, 2 * high + 1);
       }
     }
+    for (const cell of new Set(cells ? [cells[index]].flat() : [])) {
+      const [x0, y0, x1, y1] = boxOf(cell).map(Math.round);
+      // White between black lines shows on every colour.
+      for (const [colour, grown, thick] of [["black", rim, line + 2 * rim], ["white", 0, line]]) {
+        const [x, y] = [x0 - grown, y0 - grown];
+        const w = Math.max(x1 + grown - x, 1);
+        const h = Math.max(y1 + grown - y, 1);
+        context.fillStyle = colour;
+        context.fillRect(x, y, w, thick);
+        context.fillRect(x, y + h - thick, w, thick);
+        context.fillRect(x, y, thick, h);
+        context.fillRect(x + w - thick, y, thick, h);
+      }
+    }
   }
 
-  /** Sampled paths up to a word, from a ring to a dot: see draw_paths in overlay.py. */
-  function drawPaths(context, canvas, paths, index, geometry, rows, columns) {
-    const [line, rim] = markPx(geometry, rows, columns, canvas);
+  /** Sampled paths up to a word, from a ring to a dot. */
+  function drawPaths(context, paths, index, centreOf, line, rim) {
     const shown = paths.slice(0, TABLES.pathColours.length);
     shown.forEach((path, number) => {
       const colour = TABLES.pathColours[number];
       const apart = Math.round((number - (shown.length - 1) / 2) * 2 * line);
       const places = path.slice(0, index + 1).map((cell) =>
-        centreOf(cell, geometry, rows, columns, canvas).map((value) => value + apart));
+        centreOf(cell).map((value) => value + apart));
       const stroke = (points, ink, thick) => {
         Object.assign(context, { strokeStyle: ink, lineWidth: thick });
         context.beginPath();
         points.forEach((point) => context.lineTo(...point));
         context.stroke();
       };
-      const last = places.slice(-2);
       stroke(places.slice(0, -1), colour, 1);
-      stroke(last, "black", 2 * line + 2 * rim);
-      stroke(last, colour, 2 * line);
+      stroke(places.slice(-2), "black", 2 * line + 2 * rim);
+      stroke(places.slice(-2), colour, 2 * line);
       const [start, end] = [places[0], places[index]];
       for (const [place, radius, ink] of [
         [start, 2 * line + 2 * rim, "black"], [start, 2 * line + rim, colour],
@@ -360,16 +340,11 @@
 
   /** Where a map is highest on the photo, for those who do not see it. */
   function whereabouts(map, geometry) {
-    const rows = map.length;
-    const columns = map[0].length;
-    let best = 0;
-    for (let i = 1; i < rows * columns; i++)
-      if (map[Math.floor(i / columns)][i % columns] > map[Math.floor(best / columns)][best % columns])
-        best = i;
-    const peak = map[Math.floor(best / columns)][best % columns] * rows * columns;
+    const peak = peakOf(map);
     if (peak < TABLES.flatBelow) return "attention spread over the photo";
+    const best = map.flat().indexOf(Math.max(...map.flat()));
     const size = { width: 3, height: 3 };
-    const [x0, y0, x1, y1] = cellBox(best, geometry, rows, columns, size);
+    const [x0, y0, x1, y1] = cellBox(best, geometry, map.length, map[0].length, size);
     const third = (value) => Math.min(Math.max(Math.floor(value), 0), 2);
     const vertical = ["upper", "middle", "lower"][third((y0 + y1) / 2)];
     const horizontal = ["left", "middle", "right"][third((x0 + x1) / 2)];
@@ -400,7 +375,7 @@
     return [parts.join(". "), warning];
   }
 
-  /** The marks on the photo with their meanings: see _key in labels.py. */
+  /** The marks on the photo with their meanings: see sign_key in labels.py. */
   function marksOf({ maps, geometry, cells, paths }) {
     const marks = [];
     if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))
@@ -697,12 +672,12 @@
         const figures = values.map(([name, value]) => `${NAMES[name]} ${share(value)}`).join(", ");
         button.setAttribute("aria-label",
           `${word}${unsure ? " (unsure)" : ""}: ${figures}, ${whereabouts(maps[index], geometry)}`);
-        button.addEventListener("pointerenter", (event) => {
-          if (event.pointerType === "mouse") this._hover(index);
-        });
-        button.addEventListener("pointerleave", (event) => {
-          if (event.pointerType === "mouse") this._hover(null);
-        });
+        for (const [kind, hovered] of [["pointerenter", index], ["pointerleave", null]])
+          button.addEventListener(kind, (event) => {
+            if (event.pointerType !== "mouse") return;
+            this.hovered = hovered;
+            this._update();
+          });
         button.addEventListener("focus", () => {
           if (button.matches(":focus-visible")) this.show(index);
         });
@@ -798,16 +773,14 @@
     _draw() {
       const index = this.shown;
       if (this.loaded && index !== null) {
-        const { maps, geometry, cells, paths } = this.caption;
+        const { maps, geometry } = this.caption;
         const { width, height } = this.canvas;
         const [rows, columns] = [maps[index].length, maps[index][0].length];
         this.laid = this.laid || (this.display.smooth ? [true] : [false, true]).map(
           (smooth) => projection(geometry, rows, columns, width, height, smooth));
         const [heat, smoothHeat = heat] = this.laid.map((laid) => heatOf(maps[index], laid));
         paint(this.context, this.image, heat, smoothHeat, this.display);
-        if (paths) drawPaths(this.context, this.canvas, paths, index, geometry, rows, columns);
-        if (!cells) markPeaks(this.context, this.canvas, maps[index], geometry);
-        if (cells) outlineCells(this.context, this.canvas, cells[index], geometry, rows, columns);
+        drawMarks(this.context, this.caption, index);
       }
       this.canvas.dataset.word = index === null ? "" : String(index);
       this._showCanvas();
@@ -835,11 +808,6 @@
     }
 
     // --- hands ----------------------------------------------------------------------------------
-
-    _hover(index) {
-      this.hovered = index;
-      this._update();
-    }
 
     _key(event) {
       const last = this.buttons.length - 1;
