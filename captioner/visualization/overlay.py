@@ -133,9 +133,19 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
         pen: What draws: `ImageDraw.Draw` of a picture, or a `VectorPage`.
         box: Where the image is on it.
     """
-    line, rim = mark_px(caption, box)
+    width, height = box[2] - box[0], box[3] - box[1]
+    rows, columns = caption.maps.shape[-2:]
+    geometry = caption.geometry.scaled(width, height)
+    # The cells of an elongated photo are narrow, and a wider line would fill them.
+    cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
+    unit = min(max(width, height) / MARKS_IN_PICTURE, cell_px / MARKS_IN_CELL)
+    line = max(1, int(unit + 0.5))  # as the viewer's Math.round; its dark rim follows
+    rim = max(1, line // RIMS_IN_MARK)
     if caption.paths is not None:
-        _draw_paths(pen, caption, index, box)
+        paths = caption.paths[: len(PATH_COLOURS), : index + 1].tolist()
+        _draw_paths(
+            pen, [[cell_centre(caption, c, box) for c in path] for path in paths], line, rim
+        )
     if caption.cells is None:
         for cell in peaks(caption.maps[index], PEAK_MARKED_FROM):
             x, y = cell_centre(caption, cell, box)
@@ -153,19 +163,15 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
         pen.rectangle((left, top, right, bottom), outline="#ffffff", width=line)
 
 
-def _draw_paths(pen: Any, caption: Caption, index: int, box: Box) -> None:
-    """Draw sampled paths up to a word: from a ring at the first word's cell to a dot at its own."""
-    assert caption.paths is not None
-    line, rim = mark_px(caption, box)
-    shown = caption.paths[: len(PATH_COLOURS), : index + 1].tolist()
-    for number, (path, colour) in enumerate(zip(shown, PATH_COLOURS, strict=False)):
-        apart = round((number - (len(shown) - 1) / 2) * 2 * line)  # so that all are seen
-        centres = (cell_centre(caption, cell, box) for cell in path)
-        places = [(x + apart, y + apart) for x, y in centres]
+def _draw_paths(pen: Any, paths: list[list[tuple[int, int]]], line: int, rim: int) -> None:
+    """Draw paths, each from a ring at the first word's place to a dot at the last word's."""
+    for number, (path, colour) in enumerate(zip(paths, PATH_COLOURS, strict=False)):
+        apart = round((number - (len(paths) - 1) / 2) * 2 * line)  # so that all are seen
+        places = [(x + apart, y + apart) for x, y in path]
         for start, end in pairwise(places[:-1]):
             pen.line((*start, *end), fill=colour, width=1)
         for ink, grown in (("#000000", 2 * rim), (colour, 0)):
-            pen.line((*places[max(0, index - 1)], *places[-1]), fill=ink, width=2 * line + grown)
+            pen.line((*places[-2:][0], *places[-1]), fill=ink, width=2 * line + grown)
         for (x, y), radius, ink in (
             (places[0], 2 * line + 2 * rim, "#000000"),
             (places[0], 2 * line + rim, colour),
@@ -182,21 +188,6 @@ def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
     width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
     boxes = [cell_box(caption, cell, (0, 0, width, height)) for cell in np.unique(cells).tolist()]
     return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
-
-
-def mark_px(caption: Caption, box: Box) -> tuple[int, int]:
-    """Return the widths of a mark's line and of its dark rim, in whole pixels.
-
-    By the drawing's longer side, and at most by a cell's shorter one: elongated photos have narrow
-    cells, which a wider line would fill.
-    """
-    rows, columns = caption.maps.shape[-2:]
-    size = (box[2] - box[0], box[3] - box[1])
-    geometry = caption.geometry.scaled(*size)
-    cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
-    unit = min(max(size) / MARKS_IN_PICTURE, cell_px / MARKS_IN_CELL)
-    line = max(1, int(unit + 0.5))  # as the viewer's Math.round
-    return line, max(1, line // RIMS_IN_MARK)
 
 
 def cell_box(caption: Caption, cell: int, box: Box) -> Box:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -65,7 +65,7 @@ def caption_page(
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
-    content = _viewer_content(captions, OverlayStyle.of(style), layer, head)
+    viewer = _explorable(shown, captions, OverlayStyle.of(style), layer, head)
     original_size = original_size or image.size
     about = f"Photo of {original_size[0]} × {original_size[1]} pixels"
     if size != original_size:
@@ -74,7 +74,7 @@ def caption_page(
     models = f"Model{plural}: " + ", ".join(model for model, _ in captions)
     body = (
         f"<h1>{html.escape(one_line(name))}</h1>\n"
-        f"<main>{_explorable(shown, content)}</main>\n"
+        f"<main>{viewer}</main>\n"
         f"<footer>{about}. {html.escape(models)}. A map shows how much the model attended to each "
         "place before it wrote the word, in multiples of attention that is spread evenly. The gate "
         "β says how much the word draws on the picture. Made with captioner.</footer>"
@@ -134,22 +134,29 @@ def _example(example: ReportedImage) -> str:
     references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
     small = example.image.copy()
     small.thumbnail((REPORT_SIDE_PX, REPORT_SIDE_PX), Image.Resampling.LANCZOS)
-    content = _viewer_content([("model", example.caption)], OverlayStyle(), None, None)
     return (
         f"<article><h3>{html.escape(example.name)}</h3>\n"
-        + _explorable(small, content)
+        + _explorable(small, [("model", example.caption)], OverlayStyle())
         + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
     )
 
 
-def _viewer_content(
+def viewer_script() -> str:
+    """Return the viewer with its style sheet and the tables that it paints by."""
+    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
+    text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
+    return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
+
+
+def _explorable(
+    image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
     style: OverlayStyle,
-    layer: int | None,
-    head: int | None,
-) -> dict[str, Any]:
-    """Return all that the viewer takes but the image, as plain values for JSON."""
-    return {
+    layer: int | None = None,
+    head: int | None = None,
+) -> str:
+    """Return the part of a document in which the viewer shows an image: see viewer.js."""
+    content = {
         "alt": captions[0][1].text,
         "models": [{"name": model, **caption.to_dict(maps=True)} for model, caption in captions],
         "display": {
@@ -162,18 +169,7 @@ def _viewer_content(
             "head": head,
         },
     }
-
-
-def viewer_script() -> str:
-    """Return the viewer with its style sheet and the tables that it paints by."""
-    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
-    text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
-    return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
-
-
-def _explorable(image: Image.Image, content: Mapping[str, Any]) -> str:
-    """Return the part of a document in which the viewer shows an image, with `_viewer_content`."""
-    alt = html.escape(content["alt"])
+    alt = html.escape(captions[0][1].text)
     values = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # so that no word ends the script element
         values = values.replace(character, f"\\u{ord(character):04x}")
