@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -135,16 +136,12 @@ class FixedShapeStep:
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the smallest shape that holds a batch, one that there is already if possible."""
         images, captions = (
-            -(-count // MULTIPLE) * MULTIPLE
+            math.ceil(count / MULTIPLE) * MULTIPLE
             for count in (len(batch.images), max(len(batch), self.captions))
         )
         steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
-        known = [
-            shape[0]
-            for shape in self.shapes
-            if shape[1:] == (captions, steps) and images <= shape[0] <= 2 * images
-        ]
-        shape = (min(known, default=images), captions, steps)
+        held = [s for s in self.shapes if s[1:] == (captions, steps) and s[0] <= 2 * images]
+        shape = min((s for s in held if s[0] >= images), default=(images, captions, steps))
         self.shapes.add(shape)
         return shape
 

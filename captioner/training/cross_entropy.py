@@ -14,7 +14,6 @@ from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
-from captioner.runtime.device import at_least_float32
 from captioner.training.attention_effect import attention_effect_loss
 from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
 from captioner.training.reinforce import Reinforce, repeat_captions
@@ -58,7 +57,7 @@ class CrossEntropyTask(TrainingTask):
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
         reinforce = self.reinforce
         samples = 1 if reinforce is None else reinforce.hard.samples
-        repeated = repeat_captions(batch, samples)
+        repeated = batch if reinforce is None else repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
             empty = self.empty_output()
             if reinforce is not None and reinforce.baseline is not None:
@@ -129,7 +128,8 @@ def caption_losses(
     packed = pack_by_step(targets, lengths)  # [M]
     words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
-    log_probs = torch.log_softmax(at_least_float32(output.logits), dim=-1)
+    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.

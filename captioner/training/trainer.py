@@ -103,8 +103,7 @@ class Trainer:
         """Train until the last epoch, or until patience ends.
 
         Args:
-            validate_start: Also validate the model that a new run begins with, and report its CIDEr
-                next to that of the best one.
+            validate_start: Also report the CIDEr of the model that a new run begins with.
 
         Raises:
             KeyboardInterrupt: A signal came; a checkpoint was saved unless a step was half done.
@@ -215,9 +214,11 @@ class Trainer:
                 if not batches:
                     break
                 data_wait_s += time.perf_counter() - asked
-                self._report(image for batch in batches for image in batch.unreadable)
+                for batch in batches:
+                    if batch.unreadable:
+                        self._report(batch.unreadable)
                 output = None
-                if nonempty := with_counts(batches, self.interrupts):
+                if nonempty := with_counts(batches, self.interrupts, self.processes):
                     factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
                     output = self.take_step(nonempty, learning_rate_factor=factor)
                     skipped = self.skipped_steps + 1
@@ -234,7 +235,7 @@ class Trainer:
                     elapsed = time.perf_counter() - started
                     metrics = {
                         "epoch": self.epoch,
-                        **step_metrics(output, self.optimizer),
+                        **step_metrics(output, self.optimizer, self.processes),
                         "step_s": elapsed / (self.step - first_step),
                         "data_wait": data_wait_s / elapsed,
                     }
