@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from photos import noise
 from PIL import Image, ImageColor, ImageDraw
 
 from captioner.errors import ImageError
@@ -24,11 +25,6 @@ from captioner.visualization.style import (
     OverlayStyle,
     colour_table,
 )
-
-
-def noise(width, height, seed=0):
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 def position(heat):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from photos import detailed_photo, noise
 from PIL import Image
 
 from captioner.visualization import (
@@ -113,17 +114,8 @@ def test_a_comparison_has_a_row_a_model_and_wraps_long_captions(make_caption):
     assert comparison_sheet(panorama, [("a", make_caption(panorama.size, SENTENCE))]).width < 2000
 
 
-def real_photo():
-    """A photo's worth of detail: 480 x 640 pixels of smooth colours with noise."""
-    rng = np.random.default_rng(5)
-    y, x = np.mgrid[:640, :480]
-    planes = [128 + 100 * np.sin(x / 61 + 2), 128 + 100 * np.cos(y / 47), (x + y) / 5]
-    pixels = np.stack(planes, axis=-1) + rng.normal(0, 6, (640, 480, 3))
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-
-
 def test_a_page_of_vectors_has_the_photo_once_text_and_at_most_half_a_megabyte(make_caption):
-    photo = real_photo()
+    photo = detailed_photo(480, 640)
     y, x = np.mgrid[:9, :9]
     maps = [np.exp(-((x - i % 9) ** 2 + (y - i * 5 % 9) ** 2) / 6) for i in range(12)]
     maps = np.array([each / each.sum() for each in maps])
@@ -141,7 +133,7 @@ def test_a_page_of_vectors_has_the_photo_once_text_and_at_most_half_a_megabyte(m
 
 
 def test_a_figure_shows_what_the_sheet_shows(make_caption):
-    photo = real_photo()
+    photo = detailed_photo(480, 640)
     caption = make_caption(photo.size, SENTENCE[:3])
     sheet = attention_sheet(photo, caption)
     figure = vector_sheet(photo, [("", caption)]).figure
@@ -151,11 +143,6 @@ def test_a_figure_shows_what_the_sheet_shows(make_caption):
     assert shown.size == pytest.approx(sheet.size, abs=1)
     small = [np.asarray(each.resize((120, 120)).convert("L"), float) for each in (sheet, shown)]
     assert np.abs(small[0] - small[1]).mean() < 6
-
-
-def noise(width, height):
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 @pytest.mark.parametrize("hard", [True, False])
@@ -211,7 +198,7 @@ def test_the_first_frame_of_a_gif_is_the_photo_as_large_as_in_the_others(make_ca
 
 
 def test_a_gif_of_a_photo_with_detail_is_below_a_megabyte(make_caption):
-    photo = real_photo()
+    photo = detailed_photo(480, 640)
     content = caption_gif(photo, make_caption(photo.size, WORDS * 4))
     assert len(content) < 1_000_000
     with Image.open(io.BytesIO(content)) as animation:

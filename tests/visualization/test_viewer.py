@@ -6,12 +6,12 @@ import base64
 import io
 import json
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 from chromium import Watched, until
+from photos import detailed_photo
 from PIL import Image
 
 import captioner.visualization
@@ -40,16 +40,6 @@ START = """fetch("content.json").then((answer) => answer.json()).then((content) 
 WORDS = ["two", "dogs", "<b>play</b>"]
 
 
-@cache
-def photo(width=640, height=480):
-    """Smooth colours with noise: what a photo has, and what a wrong formula would miss."""
-    rng = np.random.default_rng(5)
-    y, x = np.mgrid[:height, :width]
-    planes = [128 + 100 * np.sin(x / 61 + 2), 128 + 100 * np.cos(y / 47), (x + y) % 256]
-    pixels = np.stack(planes, axis=-1) + rng.normal(0, 12, (height, width, 3))
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-
-
 @pytest.fixture
 def open_viewer(browser):
     """Open a viewer of this content under the policy; returns the page, already painted."""
@@ -57,7 +47,7 @@ def open_viewer(browser):
 
     def open_it(content, **options):
         file = io.BytesIO()
-        photo().save(file, format="PNG")
+        detailed_photo(640, 480).save(file, format="PNG")
         answers = {
             "": ("text/html", INDEX),
             "start.js": ("text/javascript", START),
@@ -101,7 +91,9 @@ def painted(page, index):
 
 
 def by_python(caption, index, **settings):
-    picture = word_overlay(Layers(photo(), OverlayStyle(**settings)), caption, index)
+    picture = word_overlay(
+        Layers(detailed_photo(640, 480), OverlayStyle(**settings)), caption, index
+    )
     return np.asarray(picture, dtype=int)
 
 
