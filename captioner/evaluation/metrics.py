@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from captioner.data.checks import has_words
 from captioner.data.tokenizer import begins_unspaced
@@ -21,16 +21,13 @@ PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
 PYTHON_TOKENIZER = "python (nltk)"
 PACKAGE = f"pycocoevalcap {version('pycocoevalcap')}"
 
-ImageId = TypeVar("ImageId", int, str, "int | str")
-
 
 class Scored(NamedTuple):
     """A metric of a set of captions.
 
     Attributes:
-        counts: For Bleu_4 and METEOR, whose score over many images is not the mean of the images'
-            scores: the statistics of each image; the score is a function of their sums
-            (intervals.py).
+        counts: For Bleu_4 and METEOR, the statistics of each image: the score over many images is a
+            function of their sums (intervals.py), not the mean of the images' scores.
     """
 
     corpus: float
@@ -76,16 +73,13 @@ class Scores:
     signature: dict[str, str]
 
     def per_image(self, metric: str) -> dict[Any, float]:
-        """Return the scores of the images by their ids; nothing if they were not computed.
-
-        The corpus BLEU and METEOR are not the means of these.
-        """
+        """Return the scores of the images by their ids; nothing if they were not computed."""
         found = [(image["image_id"], image["scores"]) for image in self.images]
         return {image_id: scores[metric] for image_id, scores in found if metric in scores}
 
 
 def quick_scores(
-    candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
+    candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
 ) -> dict[str, float]:
     """Return the metrics that need no Java, computed with the Python tokenizer.
 
@@ -101,8 +95,8 @@ def quick_scores(
 
 
 def score_captions(
-    candidates: Mapping[ImageId, str],
-    references: Mapping[ImageId, Sequence[str]],
+    candidates: Mapping[Any, str],
+    references: Mapping[Any, Sequence[str]],
     *,
     time_limit_s: float = 600.0,
     java: str | None = None,
@@ -123,8 +117,6 @@ def score_captions(
     """
     from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
 
-    texts: list[str]
-    truths: list[list[str]]
     ids, texts, truths = _align(candidates, references)
     flat = [*texts, *itertools.chain(*truths)]
     signature = {name: metric.signature for name, metric in METRICS.items()}
@@ -168,8 +160,8 @@ def score_captions(
 
 
 def _align(
-    candidates: Mapping[ImageId, str], references: Mapping[ImageId, Sequence[str]]
-) -> tuple[list[ImageId], list[str], list[list[str]]]:
+    candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
+) -> tuple[list[Any], list[str], list[list[str]]]:
     """Return ids, captions and references in one order, that of the candidates."""
     if not candidates:
         raise DataError("there is no caption to score; give at least one")
