@@ -46,7 +46,7 @@ def top_k_indices(values: Array, count: int) -> Array:
     """Return the indices [R, count] of the largest of [R, N], the largest first, NaN above all."""
     if not is_numpy_array(values):
         return values.topk(count, dim=-1).indices
-    # The largest are in the blocks with the largest maxima: a full sort takes six times as long.
+    # The largest are in the blocks with the largest maxima; partitioning all takes longer.
     length = values.shape[-1]
     maxima = np.maximum.reduceat(values, np.arange(0, length, _BLOCK), axis=-1)
     maxima[np.isnan(maxima)] = np.inf
