@@ -85,10 +85,10 @@ DECODERS = Registry(
     "decoder.kind",
     {
         "lstm": "captioner.models.decoders.lstm:LSTMDecoder",
-        "luong": "captioner.models.decoders.luong:LuongDecoder",
-        "top_down": "captioner.models.decoders.top_down:TopDownDecoder",
+        "luong": "captioner.models.decoders.lstm_variants:LuongDecoder",
+        "top_down": "captioner.models.decoders.lstm_variants:TopDownDecoder",
         "transformer": "captioner.models.decoders.transformer:TransformerDecoder",
-        "mean": "captioner.models.decoders.mean:MeanDecoder",
+        "mean": "captioner.models.decoders.lstm_variants:MeanDecoder",
     },
 )
 DATA_FORMATS = Registry(

@@ -35,7 +35,6 @@ ResizeMode = Literal["squash", "letterbox", "crop"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
 NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where libyaml is there
 
 
 @dataclass(frozen=True)
@@ -244,34 +243,27 @@ def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
         document = yaml.safe_load(text)
     except NO_YAML as error:
         raise ConfigError(error_summary(error)) from None
-    return from_sections(config_class, sections_of(document))
+    return from_sections(config_class, document or {})
 
 
-def from_sections(config_class: type[ConfigT], sections: Sections) -> ConfigT:
-    """Return settings from values by section and key; others keep their defaults."""
-    kinds = {name: type(settings) for name, settings in vars(config_class()).items()}
-    for section in sections:
-        if section not in kinds:
-            raise ConfigError(f"{section}: no such section; use one of {', '.join(kinds)}")
-    return config_class(
-        **{
-            name: settings_from(kind, sections.get(name, {}), f"{name}.")
-            for name, kind in kinds.items()
-        }
-    )
-
-
-def sections_of(document: Any) -> Sections:
-    """Return a YAML document's settings by section and key."""
-    document = {} if document is None else document
-    if not isinstance(document, dict):
+def from_sections(config_class: type[ConfigT], sections: Any) -> ConfigT:
+    """Return settings from values by section and key, as YAML has them; others keep defaults."""
+    if not isinstance(sections, dict):
         raise ConfigError("the settings are no sections; use lines such as 'optim: {lr: 1e-4}'")
-    text = document.pop("text", None)  # a section of earlier versions
-    if isinstance(text, dict) and text.get("file"):
-        warn_of_removed("text.file")
-    return {section: {} if values is None else values for section, values in document.items()}
+    kinds = {name: type(settings) for name, settings in vars(config_class()).items()}
+    for section, values in sections.items():
+        if section == "text":  # of earlier versions
+            if isinstance(values, dict) and values.get("file"):
+                warn_of_removed("text.file")
+        elif section not in kinds:
+            raise ConfigError(f"{section}: no such section; use one of {', '.join(kinds)}")
+    found = {
+        name: settings_from(kind, {} if sections.get(name) is None else sections[name], f"{name}.")
+        for name, kind in kinds.items()
+    }
+    return config_class(**found)
 
 
 def to_yaml(config: ModelConfig) -> str:
     """Return all settings as YAML, defaults included."""
-    return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)

@@ -18,7 +18,6 @@ from captioner.config.model import (
     ModelConfig,
     Sections,
     from_sections,
-    sections_of,
 )
 from captioner.config.settings import Config
 from captioner.errors import ConfigError, error_summary
@@ -125,7 +124,7 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
     if path.resolve() in below:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, *NO_YAML) as error:
         raise ConfigError(f"{path}: cannot be read as YAML ({error_summary(error)})") from None
     bases: Any = document.pop(BASE, None) or [] if isinstance(document, dict) else []
@@ -134,12 +133,12 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         for base in bases if isinstance(bases, list) else [bases]:
             found = _find_recipe(str(base), path.parent)
             sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
-        named = sections_of(document)
-        config = from_sections(Config, named)
+        config = from_sections(Config, document)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     above = {
-        section: {key: v for key, v in vars(getattr(config, section)).items() if key in values}
-        for section, values in named.items()
+        section: {key: v for key, v in vars(settings).items() if key in (document[section] or {})}
+        for section, settings in vars(config).items()
+        if section in document
     }
     return _overlay(sections, above)

@@ -24,10 +24,8 @@ class Memory:
     Args:
         grid: The cells that contexts are made of, features [B, L, D].
         keys: [B, heads, L, A / heads], compared with the query by the score.
-        values: [B, heads, L, D / heads], projected values (HeadValues); None where the
-            cells themselves are the values, as in the paper.
-        use_expectation: bool [B], images whose context is the expectation in this batch
-            (HardSelect).
+        values: [B, heads, L, D / heads], projected; None where the cells are the values.
+        use_expectation: bool [B], images whose context is the expectation (HardSelect).
         seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
         at_random: As in `Grid`.
     """
@@ -53,9 +51,8 @@ class Memory:
 class Score(nn.Module):
     """Rates how well each cell fits the decoder's state: the dot product, unless overridden.
 
-    With several heads, queries and keys are cut into parts of size A / heads, and each part is
-    compared on its own (Vaswani et al., 2017, section 3.2.2). Subclasses are built from the
-    settings, `query_dim` (H), `feature_dim` (D) and, where it is known, `cells` (L).
+    Heads compare parts of size A / heads (Vaswani et al., 2017, section 3.2.2). Subclasses are
+    built from the settings, `query_dim` (H), `feature_dim` (D) and, for `location`, `cells` (L).
 
     Args:
         query: Module from [B, K, H] to [B, K, A].
@@ -82,8 +79,7 @@ class Score(nn.Module):
 class AdditiveScore(Score):
     """e_i = w . tanh(W_a a_i + W_h h), the MLP f_att of equation 4 (Bahdanau et al., 2015).
 
-    Luong's `concat` has no bias (Luong et al., 2015, equation 8): v . tanh(W [h; a_i]) is the same
-    function, with one matrix for both halves; here the cells' half is applied once per image.
+    Luong's `concat` (2015, equation 8), v . tanh(W [h; a_i]), is the same without the bias.
 
     tanh(x) is computed as 2 sigmoid(2 x) - 1, whose kernel is seven times faster on a CPU; in
     float32 the two differ by 2e-7 at most.
@@ -120,9 +116,8 @@ class AdditiveScore(Score):
 class Window(nn.Module, ABC):
     """Restricts attention to some of the cells.
 
-    It does so by a bias on the scores before the softmax instead of a factor after it (equation 10
-    of Luong et al., 2015), so that the map inside the window is renormalised and stays a
-    distribution. Subclasses are built from the settings and `query_dim` (H).
+    A bias on the scores before the softmax, instead of a factor after it (Luong et al., 2015,
+    equation 10), keeps the map a distribution. Built from the settings and `query_dim` (H).
     """
 
     @abstractmethod
@@ -156,9 +151,9 @@ class Select(nn.Module, ABC):
     def draw_expectation(
         self, images: int, device: torch.device, seeds: Tensor | None = None
     ) -> Tensor | None:
-        """Draw which of B images take the expectation in place of a sample: bool [B].
+        """Draw which images take the expectation in place of a sample: bool [B], or None for none.
 
-        None: all images are alike. Seeds are int64 [B]; None takes PyTorch's own generator.
+        Seeds are int64 [B]; None takes PyTorch's own generator.
         """
         return None
 
@@ -202,11 +197,10 @@ class SoftSelect(Select):
 class HardSelect(Select):
     """Stochastic hard attention: the context is one cell, s_t ~ Multinoulli(alpha_t) (section 4.1).
 
-    In training the cell is sampled, and no gradient passes through the sample: the scores learn
-    from `log_prob` and `entropy` in the loss (equation 12). With probability `semi_sampling` an
-    image takes the expectation in that batch, as section 4.1 says "for a given image" (the
-    original code draws once per batch, and then gives the attention no gradient). In evaluation
-    mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
+    In training the cell is sampled, and the scores learn from `log_prob` and `entropy` in the loss
+    (equation 12). With probability `semi_sampling` an image takes the expectation in that batch
+    (section 4.1; the original code draws once per batch, and then gives the attention no gradient).
+    In evaluation mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -247,8 +241,7 @@ class HardSelect(Select):
 def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
     """Sample one cell of each map, [B, K, L] to [B, K]; seeds [B, K].
 
-    The first of independent exponential clocks with rates alpha: torch.multinomial's own method,
-    but without its wait for the device.
+    torch.multinomial's method without its wait for the device: the first of exponential clocks.
     """
     if seeds is None:
         clock = torch.empty_like(log_map, requires_grad=False).exponential_()
@@ -273,8 +266,7 @@ class HeadValues(nn.Module):
 class Attention(nn.Module):
     """score -> window -> select.
 
-    The K hypotheses of an image (beams, or the words of a caption read at once by a Transformer)
-    share its memory.
+    K hypotheses of an image (beams, or words that a Transformer reads at once) share its memory.
 
     Args:
         values: Lets each head attend on its own to projected values; the map of a word is the mean
@@ -282,7 +274,7 @@ class Attention(nn.Module):
             contexts are made of the annotation vectors themselves, as in the paper.
         local: Make contexts (and the decoder's first state) of the cells before the encoder's
             self-attention, while keys come from those after it, so that hard attention reads what
-            is in one place. Without self-attention in the encoder both are the same.
+            is in one place.
         key_smoothing: Compute keys from averages of neighbouring cells (`smoothed`).
     """
 
@@ -355,11 +347,10 @@ class Attention(nn.Module):
         """Return scores [B, heads, K, L], -inf outside of the window."""
         scores = self.score(query, memory.keys)
         bias = self.window(query, memory.grid, position)
-        if memory.at_random:
-            scores = torch.zeros_like(scores)
-            if bias is not None:  # its Gaussian prefers cells as scores do
-                bias = bias.masked_fill(bias > -torch.inf, 0.0)
-        return scores if bias is None else scores + bias.unsqueeze(1)
+        if bias is not None:
+            scores = scores + bias.unsqueeze(1)
+        # The window's Gaussian prefers cells as scores do.
+        return scores.masked_fill(scores > -torch.inf, 0.0) if memory.at_random else scores
 
 
 def smoothed(grid: Grid, weight: float) -> Tensor:

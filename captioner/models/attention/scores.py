@@ -50,8 +50,7 @@ class CosineScore(DotScore):
     """e_i = cos(W_q h, W_k a_i) / tau, with a learned temperature tau for each head.
 
     Graves et al. (Neural Turing Machines, 2014, equations 5 and 6), whose key strength is 1 / tau.
-    It starts at 10, as in Swin Transformer v2: cosines alone, in [-1, 1], could never make a map
-    that is far from uniform.
+    It starts at 10, as in Swin Transformer v2: cosines alone would stay near a uniform map.
     """
 
     def __init__(

@@ -13,10 +13,9 @@ from captioner.types import Grid
 class PredictiveWindow(Window):
     """Luong's local-p (2015, section 3.2, equations 9 and 10) on a grid.
 
-    The state predicts a centre, p = S * sigmoid(v . tanh(W h)), and cells are weighted by a
-    Gaussian around it with a standard deviation of D / 2; cells further away than the radius D get
-    no attention. There is a centre, with its own v, and a Gaussian for rows and one for columns; S
-    is the last index of the axis.
+    For rows and for columns, the state predicts a centre, p = S * sigmoid(v . tanh(W h)), where S
+    is the last index. Cells are weighted by a Gaussian around it with a standard deviation of
+    D / 2; cells further away than the radius D get no attention.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
@@ -45,9 +44,8 @@ class PredictiveWindow(Window):
 class MonotonicWindow(Window):
     """Luong's local-m (2015, section 3.2) on a grid: the window moves on with every word.
 
-    In translation, word t attends around source word t. A grid is read like a page, row by row:
-    word t attends to the cells within D places of place t * L / `words`, and stays at the last cell
-    after `words` words. It is offered for comparison: captions do not read images as pages.
+    A grid is read like a page, row by row: word t attends to the cells within D places of place
+    t * L / `words`, and to the last cells after `words` words. It is there for comparison.
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:

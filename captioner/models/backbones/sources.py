@@ -18,7 +18,7 @@ from captioner.models.backbones.weights_file import (
     unfit_weights,
 )
 
-_USABLE = "use a convolutional network, or a ViT, CLIP or Swin tower of timm"
+_FEATURE_MAP = "feature map [B, D, h, w]"
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
 _TRANSFORMERS = (
     *"beit deit eva swin_transformer swin_transformer_v2 swin_transformer_v2_cr".split(),
@@ -149,9 +149,7 @@ def any_torchvision(
     if name not in models.list_models(module=models):
         return None
     if name.startswith("vit_"):  # its last feature map would be the patches before the transformer
-        raise ConfigError(
-            f"encoder.backbone: {name} of torchvision gives no feature map [B, D, h, w]; {_USABLE}"
-        )
+        raise _unusable(name, f"of torchvision gives no {_FEATURE_MAP}")
     network, preprocessing = _torchvision_network(name, weights)
     if name == "vgg19":
         stages: list[tuple[str, nn.Module]] = []
@@ -221,10 +219,7 @@ def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
                 if isinstance(value, Tensor) and value.dim() == 4 and min(value.shape[2:]) > 1
             ]
             if not maps:
-                raise ConfigError(
-                    f"encoder.backbone: {name} has no feature map [B, D, h, w] to attend to; "
-                    f"{_USABLE}"
-                )
+                raise _unusable(name, f"has no {_FEATURE_MAP} to attend to")
             tap = maps[-1]
         elif tap not in nodes:
             raise ConfigError(
@@ -233,7 +228,7 @@ def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
             )
         return create_feature_extractor(network, {tap: "grid"}, **quiet)
     except (torch.fx.proxy.TraceError, RuntimeError, ValueError) as error:
-        raise _unusable(name, error) from None
+        raise _unusable(name, f"cannot be used as a feature extractor ({error})") from None
 
 
 # --- timm -----------------------------------------------------------------------------------------
@@ -281,7 +276,7 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
         )
     except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
         if weights == "none":
-            raise _unusable(name, error) from None
+            raise _unusable(name, f"cannot be used as a feature extractor ({error})") from None
         if is_file:
             raise unfit_weights(weights, name, error) from None
         tree = f"/tree/{revision}" if revision else ""
@@ -301,10 +296,7 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
         body = OneOutput(network, 0)
     channels = _channels_of(body, name, size_px)
     if channels != expected:
-        raise ConfigError(
-            f"encoder.backbone: {name} gives its features in an order other than [B, D, h, w]; "
-            f"{_USABLE}"
-        )
+        raise _unusable(name, "gives its features in an order other than [B, D, h, w]")
     settings = network.pretrained_cfg
     settings.pop("state_dict", None)  # a second copy of the weights
     interpolation = settings["interpolation"]
@@ -374,15 +366,16 @@ def _channels_of(body: nn.Module, name: str, size_px: tuple[int, int]) -> int:
         output = None
     body.train()
     if not isinstance(output, Tensor) or output.dim() != 4:
-        raise ConfigError(
-            f"encoder.backbone: {name} does not give a feature map [B, D, h, w] for images of "
-            f"{size_px[0]} x {size_px[1]} px; {_USABLE}"
-        )
+        size = f"{size_px[0]} x {size_px[1]} px"
+        raise _unusable(name, f"does not give a {_FEATURE_MAP} for images of {size}")
     return output.shape[1]
 
 
-def _unusable(name: str, error: Exception) -> ConfigError:
-    return ConfigError(f"encoder.backbone: {name} cannot be used as a feature extractor ({error})")
+def _unusable(name: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"encoder.backbone: {name} {problem}; use a convolutional network, or a ViT, CLIP or Swin "
+        "tower of timm"
+    )
 
 
 def _unavailable(name: str, error: Exception, what: str, placing: str = "") -> WeightsError:

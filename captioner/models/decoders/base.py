@@ -16,17 +16,17 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True)
 class TeacherForcingOutput:
-    """Result of predicting each word of given captions from the words before it.
+    """Prediction of each word of given captions from the words before it.
 
-    The M words of all captions are in the order of `pack_by_step(targets, lengths)`: every first
-    word, then every second word, and so on; padding is among them only where lengths are a mask.
+    All tensors [N, T, ...] are zero where a caption has ended.
 
     Args:
-        logits: [M, V].
-        maps: [N, T, L], attention maps, zero where a caption has ended.
-        entropy: [N, T], entropy of each map, zero where a caption has ended.
-        log_prob: [N, T], log-probability of the sampled cells, zero where a caption has ended.
-        beta: [N, T], mean of the gate, zero where a caption has ended; None without a gate.
+        logits: [M, V], of the M words of all captions in the order of
+            `pack_by_step(targets, lengths)`; padding is among them only where lengths are a mask.
+        maps: [N, T, L], attention maps.
+        entropy: [N, T], entropy of each map.
+        log_prob: [N, T], log-probability of the sampled cells.
+        beta: [N, T], mean of the gate; None without a gate.
         cells: [N, T] (or [N, T, heads]), sampled cells; None for soft attention.
     """
 
@@ -43,10 +43,9 @@ AttentionFactory: TypeAlias = Callable[..., Attention]
 
 
 class Decoder(nn.Module, ABC):
-    """Writes captions one word at a time. Training, search and scoring all go through `step`.
+    """Writes captions one word at a time: training, search and scoring all go through `step`.
 
-    Callers only pass the memory and the state back, `select` images of the one and `reorder` the
-    other.
+    Callers only pass the memory and the state back.
     """
 
     embedding: nn.Embedding

@@ -18,17 +18,11 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMState:
-    """State of the hypotheses of each image.
-
-    Args:
-        h: Hidden state [B, K, H].
-        c: Cell state [B, K, H].
-        position: Number of the next word, the same for all.
-    """
+    """State of the hypotheses of each image: hidden state and cell state, [B, K, H] each."""
 
     h: Tensor
     c: Tensor
-    position: int = 0
+    position: int = 0  # of the next word, the same for all
 
     @property
     def output(self) -> Tensor:
@@ -50,8 +44,7 @@ class LSTMDecoder(Decoder):
     """Show, Attend and Tell, section 3.1.2; the other decoders with an LSTM are subclasses.
 
     At each step: z_hat = beta * attention(h_{t-1}) (equations 4 to 6, gate of section 4.2.1), LSTM
-    on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7). Subclasses attend
-    elsewhere in `lstm_step`, or predict the word from something else.
+    on [E y_{t-1}, h_{t-1}, z_hat] (equations 1 to 3), deep output (equation 7).
 
     Args:
         attend: Builds the attention; None for a decoder without.
@@ -152,15 +145,12 @@ class LSTMDecoder(Decoder):
         def pad(name: str) -> Any:
             """Join a field of all steps to [N, T, ...], zero where a caption has ended."""
             values = [getattr(attended, name) for attended in steps]
-            if values[0] is None:
-                return None
-            return unpack_by_step(pack(values), lengths)
+            return None if values[0] is None else unpack_by_step(pack(values), lengths)
 
         context = pack([attended.context for attended in steps])
+        words = pack_by_step(words, lengths)
         return TeacherForcingOutput(
-            logits=self.compute_logits(
-                pack_by_step(words, lengths), torch.cat(outputs).squeeze(1), context
-            ),
+            logits=self.compute_logits(words, torch.cat(outputs).squeeze(1), context),
             maps=pad("weights"),
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),
@@ -195,8 +185,7 @@ class LSTMDecoder(Decoder):
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
         """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.
 
-        Equation 7, L_o(E y + L_h h + L_z z_hat), with the original code's dropout and tanh; or one
-        layer from the output.
+        Equation 7 with the original code's dropout and tanh; or one layer from the output.
         """
         hidden = self.dropout(output)
         if self.from_h is not None and self.from_context is not None:
@@ -207,10 +196,7 @@ class LSTMDecoder(Decoder):
 
 @torch.no_grad()
 def init_gates(bias: Tensor, recurrent: Tensor) -> None:
-    """Initialise an LSTM's gates: orthogonal recurrence, and the forget gate open.
-
-    The arguments are the bias [4H] and the weights [4H, H] of the LSTM's own last state.
-    """
+    """Initialise bias [4H] and recurrent weights [4H, H]: orthogonal, the forget gate open."""
     hidden_dim = recurrent.shape[1]
     bias.zero_()
     bias[hidden_dim : 2 * hidden_dim] = 1.0

@@ -28,10 +28,11 @@ class LayeredMemory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> LayeredMemory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
-        own = [None if seeds is None else child_seeds(seeds, n) for n in range(len(self.layers))]
-        return LayeredMemory(
-            tuple(layer.select(index, seed) for layer, seed in zip(self.layers, own, strict=True))
+        layers = (
+            layer.select(index, None if seeds is None else child_seeds(seeds, number))
+            for number, layer in enumerate(self.layers)
         )
+        return LayeredMemory(tuple(layers))
 
 
 class Cache(NamedTuple):
@@ -47,16 +48,22 @@ class SelfAttention(nn.Module):
     def __init__(self, *, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.value, self.output = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.output = nn.Linear(dim, dim)
 
     def forward(
         self, words: Tensor, earlier: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let every word of [N, T, H] attend to itself and to those before.
+        """Let every word attend to itself and to those before.
 
-        `earlier` are keys and values of words before a single one (T = 1), [N, heads, T', a] each.
-        Those of all words are returned, too.
+        Args:
+            words: [N, T, H]; one word (T = 1) where `earlier` is given.
+            earlier: Keys and values of the words before these, [N, heads, T', H / heads] each.
+
+        Returns:
+            [N, T, H], and the keys and values of all words.
         """
         query, keys, values = (
             split_heads(project(words), self.heads)

@@ -157,7 +157,7 @@ def test_words_written_with_the_cache_are_those_of_each_prefix_read_as_a_whole(
     state = decoder.start(memory)
     for count in range(1, 7):
         logits, attended, state = decoder.step(tokens[:, count - 1 : count], state, memory)
-        assert state.position == count
+        assert state.keys.shape[-2] == count
         forced = decoder(memory, tokens[:, :count], torch.full((3,), count))
         torch.testing.assert_close(logits[:, 0], forced.logits[-3:], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(attended.weights[:, 0], forced.maps[:, -1])
