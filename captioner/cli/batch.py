@@ -1,4 +1,7 @@
-"""`captioner batch`: caption a whole collection, on this machine or a Ray cluster."""
+"""Caption a whole collection into Parquet files, on this machine or a Ray cluster.
+
+The same command again goes on where a run ended, however it ended.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,7 @@ SHARD_SIZE = 1000
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.ray_address and arguments.engine != "ray":
-        parser.error("argument --ray-address: needs --engine ray")
-    return run_command(lambda: _run(arguments))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parsing.CommandParser(
-        prog="captioner batch",
-        description="Caption a whole collection into Parquet files. The same command again goes on "
-        "where a run ended, however it ended. Exit code: 0 all done, 1 some photos failed, 2 "
-        "nothing could be done.",
-    )
+    parser = parsing.CommandParser("batch", __doc__)
     add = parser.add_argument
     add(
         "input",
@@ -43,50 +33,40 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder or URL for parts/*.parquet and summary.json",
     )
-    parsing.add_model_options(
-        parser, engine="--model-engine"
-    )  # --engine is what distributes the work
+    parsing.add_model_options(parser, engine="--model-engine")  # --engine distributes the work
     parsing.add_search_options(parser, min_words=True)
     add("--maps", action="store_true", help="also write the attention maps, as float16")
-    add_work = parser.add_argument_group("distribution of the work").add_argument
-    add_work(
-        "--engine",
-        choices=["local", "ray"],
-        default="local",
-        help="processes on this machine, or Ray (default: local)",
-    )
-    add_work(
+    add = parser.add_argument_group("distribution of the work").add_argument
+    help_ = "processes on this machine, or Ray (default: local)"
+    add("--engine", choices=["local", "ray"], default="local", help=help_)
+    add(
         "--ray-address",
         metavar="ADDRESS",
         help="of a Ray cluster, such as auto or host:6379 (default: Ray on this machine); for its "
         "GPUs add --device cuda",
     )
-    add_work(
+    add(
         "--workers",
-        type=parsing.whole_number_from(1, 100_000),
+        type=parsing.whole_number,
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
-    add_work(
-        "--batch-size",
-        type=parsing.whole_number_from(1, 4096),
-        default=16,
-        metavar="N",
-        help="photos that the model sees at once (default: 16)",
-    )
-    add_work(
+    number, help_ = parsing.whole_number, "photos that the model sees at once (default: 16)"
+    add("--batch-size", type=number, default=16, metavar="N", help=help_)
+    add(
         "--shard-size",
-        type=parsing.whole_number,
+        type=number,
         default=SHARD_SIZE,
         metavar="N",
         help="photos in a part of the output, which is what is done again after a failure; of "
         f"WebDataset shards each is a part (default: {SHARD_SIZE})",
     )
-    add_work(
-        "--retry-errors", action="store_true", help="do parts again that have photos that failed"
-    )
-    return parser
+    add("--retry-errors", action="store_true", help="do parts again that have photos that failed")
+    arguments = parser.parse_args(argv)
+    if arguments.ray_address and arguments.engine != "ray":
+        parser.error("argument --ray-address: needs --engine ray")
+    return run_command(lambda: _run(arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,9 @@
-"""`captioner check-data`: find mistakes in a data set before training on it."""
+"""Check photos and captions before training, and say what to mend.
+
+Finds what cannot be read, captions without words, photos that are there twice or in two splits;
+counts lengths and words. Example: captioner check-data photos.csv --contact-sheet sheet.jpg
+Exit code: 0 nothing to mend, 1 something to mend, 2 the data set cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -24,51 +29,31 @@ ON_SHEET = 36  # photos on a contact sheet
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner check-data",
-        description="Check photos and captions before training: what cannot be read, captions "
-        "without words, photos that are there twice or in two splits, lengths and words. "
-        "Says what to mend. Exit code: 0 nothing to mend, 1 something to mend, 2 the data set "
-        "cannot be read.",
-        epilog="example: captioner check-data photos.csv --contact-sheet sheet.jpg",
-    )
+    parser = parsing.CommandParser("check-data", __doc__)
     add = parser.add_argument
     add("root", help="folder of the data set, or its captions file")
     add("--split", action="append", help="a split; may be given several times (default: all)")
     parsing.add_layout_options(parser)
     add("--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer")
-    add(
-        "--max-words",
-        type=parsing.whole_number,
-        default=DataConfig.max_words,
-        metavar="N",
-        help=f"as data.max_words of the training (default: {DataConfig.max_words})",
-    )
-    add(
-        "--contact-sheet",
-        type=Path,
-        metavar="FILE",
-        help=f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)",
-    )
+    words = DataConfig.max_words
+    help_ = f"as data.max_words of the training (default: {words})"
+    add("--max-words", type=parsing.whole_number, default=words, metavar="N", help=help_)
+    help_ = f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)"
+    add("--contact-sheet", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, metavar="FILE", help="write the report as JSON here")
     return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from captioner.data.checks import (
-        SMALL_PX,
-        caption_findings,
-        caption_statistics,
-        read_images,
-        split_problems,
-    )
+    from captioner.data import checks
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json
 
-    for file in filter(None, (arguments.output, arguments.contact_sheet)):
+    written = [file for file in (arguments.output, arguments.contact_sheet) if file]
+    for file in written:
         check_writable(file)
     data = CaptionedData(parsing.chosen_data(arguments))
-    splits, absent = _read_splits(data, arguments.split)
+    splits, problems = _read_splits(data, arguments.split)
     show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
     of_split = {
@@ -77,21 +62,21 @@ def _run(arguments: argparse.Namespace) -> int:
         for image in (*split.images, *split.uncaptioned)
     }
     with progress_bar(total=len(of_split), unit="photo") as bar:
-        sizes, unreadable, equal = read_images(of_split, bar.update)
-    problems = [*absent, *split_problems(splits)]
+        sizes, unreadable, equal = checks.read_images(of_split, bar.update)
+    problems += checks.split_problems(splits)
     statistics = {}
     for name, split in splits.items():
         readable = [image for image in split.images if image.path in sizes]
-        statistics[name] = {"photos": len(readable), **caption_statistics(readable, tokenizer)}
-        found = caption_findings(split, tokenizer, arguments.max_words)
+        counts = checks.caption_statistics(readable, tokenizer)
+        statistics[name] = {"photos": len(readable), **counts}
+        found = checks.caption_findings(split, tokenizer, arguments.max_words)
         problems += [*split.left_out(name), *(f"{name}: {sentence}" for sentence in found)]
     problems = list(dict.fromkeys(problems))  # those of a file come with each of its splits
+    small = [str(path) for path, size in sizes.items() if min(size) < checks.SMALL_PX]
     pairs = [(f"{a} and {b}", of_split[a] == of_split[b]) for a, b in equal]
     for kind, things in {
         "cannot be read": [f"{path}: {reason}" for path, reason in unreadable.items()],
-        f"smaller than {SMALL_PX} pixels": [
-            str(path) for path, size in sizes.items() if min(size) < SMALL_PX
-        ],
+        f"smaller than {checks.SMALL_PX} pixels": small,
         "in two splits under two names (keep one)": [pair for pair, same in pairs if not same],
         "there twice (keep one)": [pair for pair, same in pairs if same],
     }.items():
@@ -106,28 +91,23 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{most} a photo), {shortest} to {longest} words (median {median}), {figures['words']} "
             f"different words ({figures['rare_words']} of them fewer than 5 times)"
         )
-    for sentence in problems:
-        show(printable(f"mend: {sentence}"))
-    if not problems:
-        show("nothing to mend")
+    for line in [f"mend: {sentence}" for sentence in problems] or ["nothing to mend"]:
+        show(printable(line))
     if arguments.output:
         write_json(arguments.output, {"splits": statistics, "mend": problems})
-        show(str(arguments.output))
     if arguments.contact_sheet:
         _draw(arguments.contact_sheet, splits, sizes)
-        show(str(arguments.contact_sheet))
+    for file in written:
+        show(file)
     return 1 if problems else 0
 
 
 def _read_splits(
     data: CaptionedData, names: list[str] | None
 ) -> tuple[dict[str, Split], list[str]]:
-    """Return splits by name, those asked for or all, and a sentence for each without a photo.
-
-    A data set without splits is one split, `all`.
-    """
+    """Return splits by name, those asked for or all, and a sentence for each without a photo."""
     if names:
-        return {name: data.split(name) for name in dict.fromkeys(names)}, []
+        return {name: data.split(name) for name in names}, []
     everything = data.everything()
     if not data.split_names:
         return {"all": everything}, []
@@ -160,7 +140,7 @@ def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
     ]
 
 
-def _draw(path: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
+def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
     from captioner.data.images import open_image
     from captioner.visualization.sheet import contact_sheet
@@ -171,5 +151,5 @@ def _draw(path: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int
     sheet = contact_sheet(
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
     )
-    kind = "PNG" if path.suffix.lower() == ".png" else "JPEG"
-    save(path, lambda file: sheet.save(file, kind, quality=90))
+    kind = "PNG" if file.suffix.lower() == ".png" else "JPEG"
+    save(file, lambda content: sheet.save(content, kind, quality=90))

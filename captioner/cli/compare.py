@@ -1,4 +1,9 @@
-"""`captioner compare`: captions of two models, and whether their difference is more than chance."""
+"""Compare two results files of captioner evaluate on the same photos.
+
+Shows every metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos
+(Koehn 2004). Files that hold captions alone, such as COCO results of another program, are scored
+first, against the references that --root and --split name.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +23,11 @@ SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner compare",
-        description="Compare two results files of captioner evaluate on the same photos: every "
-        "metric of both, B - A with its 95 % interval, and p by the paired bootstrap over photos "
-        "(Koehn 2004). Files that hold captions alone, such as COCO results of another program, "
-        "are scored first, against the references that --root and --split name. Exit code: 0 done, "
-        "2 they cannot be compared.",
-    )
+    parser = parsing.CommandParser("compare", __doc__)
     parser.add_argument("a", type=Path, metavar="A", help="results.json or captions of one model")
     parser.add_argument("b", type=Path, metavar="B", help="those of another")
-    parsing.add_data_options(
-        parser, required=False, default="test", help="of the references (default: test)"
-    )
+    help_ = "of the references (default: test)"
+    parsing.add_data_options(parser, required=False, default="test", help=help_)
     return run_command(lambda: _run(parser.parse_args(argv)))
 
 
@@ -57,10 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
     show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
     for name, row in found.items():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]"
-        show(
-            f"{name:8}  {row.a:7.4f}  {row.b:7.4f}  {row.difference:+8.4f}  {interval:^20}  "
-            f"{row.p:7.4f}"
-        )
+        figures = f"{row.a:7.4f}  {row.b:7.4f}  {row.difference:+8.4f}  {interval:^20}"
+        show(f"{name:8}  {figures}  {row.p:7.4f}")
     return 0
 
 

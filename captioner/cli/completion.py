@@ -1,7 +1,7 @@
-"""`captioner completion`: a script with which a shell completes commands and their options.
+"""Print a script with which your shell completes captioner's commands and options.
 
-The options come from each command's `--help`, so they are complete by construction. shtab writes
-the script.
+Try it in bash or zsh with: eval "$(captioner completion bash)"; in fish with: captioner completion
+fish | source.
 """
 
 from __future__ import annotations
@@ -20,20 +20,15 @@ _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner completion",
-        description="Print a script with which your shell completes captioner's commands and "
-        'options. Try it in bash or zsh with: eval "$(captioner completion bash)"; in fish with: '
-        "captioner completion fish | source. Exit code: 0 printed, 2 no such shell.",
-    )
+    parser = parsing.CommandParser("completion", __doc__)
     parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
-    shell = parser.parse_args(argv).shell
+    arguments = parser.parse_args(argv)
+    return run_command(lambda: _run(arguments.shell))
 
-    def command() -> int:
-        show(script(shell))
-        return 0
 
-    return run_command(command)
+def _run(shell: str) -> int:
+    show(script(shell))
+    return 0
 
 
 def script(shell: str) -> str:

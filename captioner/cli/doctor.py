@@ -1,4 +1,8 @@
-"""`captioner doctor`: check the installation, and say what is missing and how to get it."""
+"""Check the installation: versions, device, models, Java, extras.
+
+Lines marked !! need mending, -- are optional. Exit code: 0 captioner works,
+1 something that it needs is missing.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,7 @@ _EXTRAS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner doctor",
-        description="Check the installation: versions, device, models, Java, extras. Lines "
-        "marked !! need mending, -- are optional. Exit code: 0 captioner works, 1 something that "
-        "it needs is missing.",
-    )
+    parser = parsing.CommandParser("doctor", __doc__)
     parser.parse_args(argv)
     return run_command(_run)
 

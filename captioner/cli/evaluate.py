@@ -1,4 +1,7 @@
-"""`captioner evaluate`: score the captions that a model writes for a split, or those of a file."""
+"""Caption a split of a data set and score the captions, or score the captions of a file.
+
+The scores are BLEU, METEOR, ROUGE-L and CIDEr (pycocoevalcap).
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,16 @@ if TYPE_CHECKING:
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.evaluate import Evaluation
     from captioner.evaluation.objects import Objects
-    from captioner.visualization import Caption
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: _run(_parser().parse_args(argv)))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parsing.CommandParser(
-        prog="captioner evaluate",
-        description="Caption a split of a data set and score the captions with BLEU, METEOR, "
-        "ROUGE-L and CIDEr (pycocoevalcap); with --results, score the captions of a file. Exit "
-        "code: 0 all done, 1 some photos failed, 2 nothing could be done.",
-    )
+    parser = parsing.CommandParser("evaluate", __doc__)
     add = parser.add_argument
-    parsing.add_data_options(
-        parser, default="test", help="such as test, val, val2017 (default: test)"
-    )
+    help_ = "such as test, val, val2017 (default: test)"
+    parsing.add_data_options(parser, default="test", help=help_)
     add(
         "--results",
         type=Path,
@@ -53,26 +45,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", type=Path, metavar="FILE", help="write a page with figures and photos here")
     add("--limit", type=parsing.whole_number, metavar="N", help="only the first N photos")
     add("--train-split", metavar="SPLIT", help="count the captions that are not in this split")
-    add(
-        "--time-limit",
-        type=parsing.number_from(1),
-        default=600.0,
-        metavar="S",
-        help="for the scorers, in seconds (default: 600)",
-    )
+    seconds, help_ = parsing.number_from(1), "for the scorers, in seconds (default: 600)"
+    add("--time-limit", type=seconds, default=600.0, metavar="S", help=help_)
     add(
         "--bias",
         action="store_true",
         help="show how often man and woman, adult and child, and the colours of clothes are right "
         "where the references agree (English captions; --output always has it)",
     )
-    add(
-        "--objects",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="COCO's instances_*.json of the photos: does attention lie on the objects named?",
-    )
+    help_ = "COCO's instances_*.json of the photos: does attention lie on the objects named?"
+    add("--objects", type=Path, nargs="+", metavar="FILE", help=help_)
     add(
         "--faithfulness",
         type=parsing.whole_number,
@@ -85,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parsing.add_model_options(parser)
     add_at_test(parser)
-    return parser
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -116,10 +98,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         write_json(arguments.output, results)
     if arguments.report:
-        _report(arguments.report, results, images, evaluation.captions)
+        _report(arguments.report, evaluation, images)
     _show_results(results, bias=arguments.bias)
     for file in written:
-        show(str(file))
+        show(file)
     return code
 
 
@@ -135,23 +117,21 @@ def score_file(
     references = CaptionedData(data)
     images = references.references(split)[:limit]
     texts = match_captions(captions, images)
-    if not texts:
+    scored = [image for image in images if image.image_id in texts]
+    if not scored:
         example = f"{images[0].image_id!r} ({images[0].path.name})" if images else "no photo"
         raise DataError(
             f"{path}: none of its {len(captions)} captions is of a photo of split {split!r} of "
             f"{data.root}: it names {next(iter(captions))!r}, and the data set {example}; name "
             "the split of these captions"
         )
-    if without := [image for image in images if image.image_id not in texts]:
+    if without := [image.path.name for image in images if image.image_id not in texts]:
         logger.warning(
             f"{path}: {len(without)} of {len(images)} photos have no caption there, the first is "
-            f"{without[0].path.name}; the others are scored"
+            f"{without[0]}; the others are scored"
         )
-    if limit is None and len(captions) > len(texts):
-        logger.info(
-            f"{path}: {len(captions) - len(texts)} of {len(captions)} captions are of other photos"
-        )
-    scored = [image for image in images if image.image_id in texts]
+    if limit is None and (others := len(captions) - len(texts)) > 0:
+        logger.info(f"{path}: {others} of {len(captions)} captions are of other photos")
     texts = {image.image_id: texts[image.image_id] for image in scored}
     signature = {"model": str(path), "data": f"{references.format} {split}"}
     return score_texts(texts, scored, signature=signature, **options)
@@ -176,7 +156,7 @@ def _caption_split(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
             "against; captioner batch writes captions alone"
         )
-    objects = _objects(images, arguments)
+    objects = _objects(images, arguments.objects) if arguments.objects else None
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
@@ -184,12 +164,9 @@ def _caption_split(
         logger.warning(repeated)
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    decoding = captioner.config.decoding
+    decoding = captioner.options(beam_size=arguments.beam_size)
     logger.info(data.description())
-    logger.info(
-        f"beam size {arguments.beam_size or decoding.beam_size}, length penalty "
-        f"{captioner.options().length_penalty:g}"
-    )
+    logger.info(f"beam size {decoding.beam_size}, length penalty {decoding.length_penalty:g}")
     evaluation = evaluate(
         captioner,
         images,
@@ -207,13 +184,11 @@ def _caption_split(
     return evaluation, images, 1 if evaluation.unreadable or missing else 0
 
 
-def _objects(images: Sequence[CaptionedImage], arguments: argparse.Namespace) -> Objects | None:
-    """Return the objects on which grounding is measured, if an option names them."""
+def _objects(images: Sequence[CaptionedImage], files: Sequence[Path]) -> Objects:
+    """Return the objects on which grounding is measured."""
     from captioner.evaluation.objects import Objects
 
-    if not arguments.objects:
-        return None
-    objects = Objects(*arguments.objects)
+    objects = Objects(*files)
     known = sum(objects.image(image.path) is not None for image in images)
     if not known:
         raise DataError(
@@ -246,17 +221,13 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
             show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
-def _report(
-    path: Path,
-    results: dict[str, Any],
-    images: Sequence[CaptionedImage],
-    captions: Mapping[int | str, Caption],
-) -> None:
+def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     from captioner.data.images import open_image
     from captioner.evaluation.tables import cell_text, result_tables
     from captioner.visualization.page import ReportedImage, report_page
 
+    results, captions = evaluation.results, evaluation.captions
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
     captioned = [image for image in images if image.image_id in captions]
     ranked = sorted(captioned, key=lambda image: -scores[image.image_id].get("CIDEr", 0.0))
@@ -288,4 +259,4 @@ def _report(
         {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
         title=f"captioner: {signature['model']} on {signature['data']}",
     )
-    save_bytes(page.encode(errors="replace"), path)
+    save_bytes(page.encode(errors="replace"), file)

@@ -1,4 +1,8 @@
-"""`captioner export`: copy a trained model into a small folder to share, or to bundle."""
+"""Copy a trained model into a folder of its own with half-precision weights, half the size.
+
+captioner computes with them in single precision. With --format onnx the weights stay as they are.
+Both formats hold ONNX graphs, with which captioner captions on a CPU without PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,11 @@ from typing import Any
 
 from captioner.cli import parsing, run_command, show
 from captioner.errors import CheckpointError
-from captioner.log import printable
 from captioner.runtime.device import require_torch
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner export",
-        description="Copy a trained model into a folder of its own with half-precision weights, "
-        "half the size; captioner computes with them in single precision. With --format onnx the "
-        "weights stay as they are. Both formats hold ONNX graphs, with which captioner captions "
-        "on a CPU without PyTorch. Exit code: 0 done, 2 nothing was written.",
-    )
+    parser = parsing.CommandParser("export", __doc__)
     add = parser.add_argument
     add("checkpoint", help="a run, a model folder, or a bundled model's name")
     add(
@@ -31,22 +28,14 @@ def main(argv: list[str] | None = None) -> int:
         help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
         "to the checkpoint's own folder, unless it is a bundled model",
     )
-    add(
-        "--format",
-        choices=["half", "onnx"],
-        default="half",
-        help="half: weights in half precision; onnx: the model's own weights (default: half)",
-    )
+    help_ = "half: weights in half precision; onnx: the model's own weights (default: half)"
+    add("--format", choices=["half", "onnx"], default="half", help=help_)
     add("--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)")
     group = parser.add_argument_group("search settings to store (default: the checkpoint's)")
     group.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
     parsing.add_search_options(group)
-    group.add_argument(
-        "--no-repeat-ngram",
-        type=int,
-        metavar="N",
-        help="no sequence of N words comes twice in a caption; 0 allows all",
-    )
+    help_ = "no sequence of N words comes twice in a caption; 0 allows all"
+    group.add_argument("--no-repeat-ngram", type=int, metavar="N", help=help_)
     arguments = parser.parse_args(argv)
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
@@ -81,7 +70,7 @@ def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
                 "package; name a folder to make"
             )
         export_graphs(folder)
-        show(printable(folder))
+        show(folder)
         return 0
     if arguments.output.exists():
         raise CheckpointError(f"{arguments.output}: already exists; name another folder")
@@ -92,8 +81,7 @@ def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
     try:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CheckpointError(f"{card}: cannot be read ({reason})") from None
+        raise CheckpointError(f"{card}: cannot be read ({error})") from None
     save_model(
         arguments.output,
         model,
@@ -108,5 +96,5 @@ def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
     except BaseException:  # Ctrl-C too: the same command again must not find half of its output
         shutil.rmtree(arguments.output, ignore_errors=True)
         raise
-    show(printable(arguments.output))
+    show(arguments.output)
     return 0

@@ -1,4 +1,10 @@
-"""`captioner finetune`: fine-tune a model with your own captioned photos."""
+"""Fine-tune a model with your own captioned photos.
+
+Give a table with the columns image, caption and, if you have them, split (train, val), or any other
+layout that docs/data.md lists. The model keeps its architecture and its words, and gets the words
+of your captions in addition. Without splits, some photos are held out for validation. Every setting
+of a recipe is also an option.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from captioner.cli import parsing, run_command
-from captioner.cli.train import parse_recipe_options, recipe_parser, split_options, train_and_show
-from captioner.config import ModelConfig
-from captioner.config.recipes import instantiate, read_recipe, set_defaults
+from captioner.cli.train import parse_options, recipe_parser, split_options, train_and_show
+from captioner.config.recipes import instantiate, read_recipe
 from captioner.config.settings import Config
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import ConfigError
 
 RECIPE = "finetune"
 EXAMPLE = "captioner finetune photos.csv --from soft --output my-model"
@@ -25,9 +30,6 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     """Return the settings of a run, and whether to resume it.
 
     The recipe is laid over the settings of the model to start from; options win over both.
-
-    Raises:
-        CaptionerError: There is no such model or recipe.
     """
     from captioner.checkpoint import load_config, model_folder, verify
 
@@ -37,34 +39,18 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         recipe="recipe, as of captioner train",
         default=RECIPE,
         prog="captioner finetune",
-        description="Fine-tune a model with your own photos: a table with the columns image, "
-        "caption and, if you have them, split (train, val), or any other layout that docs/data.md "
-        "lists. The model keeps its architecture and its words, and gets the words of your "
-        "captions in addition. Without splits, some photos are held out for validation. Every "
-        "setting of a recipe is also an option.",
+        description=__doc__,
         epilog=f"example: {EXAMPLE}",
     )
-    parser.add_argument(
-        "table", metavar="DATA", nargs="?", help="folder of the data set, or its captions file"
-    )
-    parser.add_argument(
-        "--from", metavar="MODEL", default=START, help="bundled model, model folder or run"
-    )
-    parser.add_argument(
-        "--output", type=parsing.folder_name, metavar="DIR", help="run folder to make"
-    )
+    add = parser.add_argument
+    add("table", metavar="DATA", nargs="?", help="folder of the data set, or its captions file")
+    add("--from", metavar="MODEL", default=START, help="bundled model, model folder or run")
+    add("--output", type=parsing.folder_name, metavar="DIR", help="run folder to make")
     start = (starts or [START])[-1]
-    try:
-        folder = model_folder(start)
-        verify(folder)
-        settings = load_config(folder)
-    except CaptionerError:
-        if not {"--help", "-h"} & set(options):
-            raise
-        settings = ModelConfig()
-    recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
-    set_defaults(parser, recipe)
-    arguments = parse_recipe_options(parser, options)
+    folder = model_folder(start)
+    verify(folder)
+    recipe = read_recipe(*(recipes or [RECIPE]), base=load_config(folder))
+    arguments = parse_options(parser, recipe, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
     config = instantiate(Config, arguments)

@@ -71,7 +71,7 @@ def caption_content(
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for printing, for drawing, and for hard attention."""
-    add = parser.add_argument
+    add, number = parser.add_argument, parsing.whole_number
     add("--output", type=parsing.folder, metavar="DIR", help="draw attention sheets here")
     add(
         "--save",
@@ -105,20 +105,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         help="strength of the style, 0 to 1 (default: 1 for focus, 0.75 for light, 0.65 for "
         "colour and mask)",
     )
-    add(
-        "--threshold",
-        type=parsing.number_from(0),
-        default=0.0,
-        metavar="X",
-        help="leave out attention below X times uniform",
-    )
-    number = parsing.whole_number
+    help_ = "leave out attention below X times uniform"
+    add("--threshold", type=parsing.number_from(0), default=0.0, metavar="X", help=help_)
     add("--layer", type=number, help="maps of this layer (default: the last)")
     add("--head", type=number, help="maps of this head (default: the mean of all)")
     add_at_test(parser)
     add(
         "--paths",
-        type=parsing.whole_number_from(1, parsing.MAX_WORDS),
+        type=parsing.number_from(1, parsing.MAX_WORDS, int),
         default=0,
         metavar="M",
         help="with hard attention and --output: draw M sampled paths of attention",
@@ -127,11 +121,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 def add_at_test(parser: argparse.ArgumentParser) -> None:
     """Add the option for how hard attention chooses its cells."""
-    parser.add_argument(
-        "--at-test",
-        choices=get_args(HardAttentionMode),
-        help="how hard attention chooses its cells (default: the model's setting)",
-    )
+    help_ = "how hard attention chooses its cells (default: the model's setting)"
+    parser.add_argument("--at-test", choices=get_args(HardAttentionMode), help=help_)
 
 
 def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -146,9 +137,8 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
         kinds = (*kinds, "words")
     if "all" in kinds:
         kinds = possible
-    for kind in kinds:
-        if kind not in possible:
-            parser.error(f"argument --save: {kind} shows one model, so not with --compare")
+    if others := set(kinds) - set(possible):
+        parser.error(f"argument --save: {min(others)} shows one model, so not with --compare")
     if "words" in kinds and not {"png", "pdf", "svg"} & {*kinds}:
         kinds = ("png", *kinds)  # single words say little without the sheet of all
     arguments.save = tuple(dict.fromkeys(kinds))
@@ -176,12 +166,3 @@ def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> di
     if not captioner.has_hard_attention:
         return {}
     return {"at_test": arguments.at_test, "paths": arguments.paths}
-
-
-def of_head(
-    captions: Sequence[tuple[str, Caption]], arguments: argparse.Namespace
-) -> list[tuple[str, Caption]]:
-    """Return captions with the maps of the layer and head that the options choose."""
-    if arguments.layer is None and arguments.head is None:
-        return list(captions)
-    return [(name, each.of_head(arguments.layer, arguments.head)) for name, each in captions]

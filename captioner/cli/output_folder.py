@@ -14,30 +14,23 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
 from captioner.checkpoint import MANIFEST
-from captioner.cli.output import of_head
-from captioner.cli.photos import STANDARD_INPUT
+from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, save_bytes
-from captioner.log import logger
 from captioner.runtime.device import usable_cores
-from captioner.visualization import (
-    OverlayStyle,
-    comparison_sheet,
-    vector_sheet,
-    word_images,
-)
+from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
 from captioner.visualization.files import output_names, png, word_names
 
 if TYPE_CHECKING:
@@ -50,56 +43,42 @@ PROCESSES_FROM = 12
 # Larger photos are drawn at once and by this process: several may wait, and each is copied.
 LARGEST_APART_PX = 16_000_000
 
+Drawn: TypeAlias = tuple[list[Path], "str | None"]  # the files, and why some are missing
+
 
 class OutputFolder:
     """Draws the captions of a run's photos, as the options say, and keeps the folder's journal.
 
     Args:
-        arguments: The options of the command.
         photos: Files, addresses or standard input (`-`). Each gets a name for its pictures, the
             one of an earlier run, or one that no picture of another photo has.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
-        failed: Called with a photo whose pictures cannot be saved, and the reason.
 
     Raises:
-        CaptionerError: The journal cannot be read, or the file is another program's.
+        CaptionerError: The journal is another program's.
     """
 
     def __init__(
-        self,
-        arguments: argparse.Namespace,
-        photos: Sequence[Path | str],
-        settings: str,
-        failed: Callable[[Path | str, object], None],
+        self, arguments: argparse.Namespace, photos: Sequence[Path | str], settings: str
     ) -> None:
-        self.arguments, self.settings, self.failed = arguments, settings, failed
+        self.arguments, self.settings = arguments, settings
         self.journal = arguments.output / JOURNAL
         self.records = read_journal(self.journal)
         self._pool: ProcessPoolExecutor | None = None
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         self.names: dict[Path | str, str] = {}
-        proposed = output_names(["stdin" if photo == STANDARD_INPUT else photo for photo in photos])
-        for photo, wanted in zip(photos, proposed, strict=True):
+        proposed = ["stdin" if photo == STANDARD_INPUT else photo for photo in photos]
+        for photo, name in zip(photos, output_names(proposed), strict=True):
             image = os.path.abspath(photo)
-            earlier = self.records.get(image, {}).get("name")
-            longer = f"{Path(image).parent.name}-{wanted}"
+            longer = f"{Path(image).parent.name}-{name}"
             numbered = (f"{longer}-{number}" for number in count(2))
-            choices = chain(filter(None, [earlier]), [wanted, longer], numbered)
+            choices = chain([self.records.get(image, {}).get("name", name), name, longer], numbered)
             name = next(c for c in choices if owners.get(c.casefold(), image) == image)
-            if owners.get(wanted.casefold(), image) != image and arguments.save:
-                logger.info(
-                    f"{photo}: its pictures are named {name}, because {arguments.output} has "
-                    f"{wanted} of another photo"
-                )
             owners[name.casefold()] = image
             self.names[photo] = name
 
     def begin(self) -> None:
-        """Write the journal anew, without lines that later ones replaced, or that were cut short.
-
-        Raises:
-            CaptionerError: It cannot be written.
-        """
+        """Write the journal anew, without lines that were replaced or cut short."""
         check_writable(self.journal)
         content = "".join(f"{json.dumps(record)}\n" for record in self.records.values())
         save_bytes(content.encode(), self.journal)
@@ -114,11 +93,7 @@ class OutputFolder:
         return record if all(picture.is_file() for picture in pictures) else None
 
     def add(self, image: Path, content: Mapping[str, Any], pictures: Iterable[Path]) -> None:
-        """Append a photo's record to the journal.
-
-        Raises:
-            CaptionerError: The disk is full.
-        """
+        """Append a photo's record to the journal."""
         record = {
             "image": os.path.abspath(image),
             **_identity(image),
@@ -127,7 +102,6 @@ class OutputFolder:
             **content,
             "pictures": [picture.name for picture in pictures],
         }
-        self.records[record["image"]] = record
         try:
             with self.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
@@ -136,10 +110,7 @@ class OutputFolder:
 
     @contextmanager
     def processes(self, photos: int) -> Iterator[int]:
-        """Draw so many photos in other processes, if they are worth it.
-
-        Yields:
-            How many photos may wait for their pictures.
+        """Draw so many photos in other processes, if they are worth it; yields how many may wait.
 
         Raises:
             CaptionerError: A process was killed.
@@ -164,31 +135,16 @@ class OutputFolder:
 
     def draw(
         self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
-    ) -> Callable[[], list[Path]]:
-        """Begin to draw a photo's captions.
-
-        Args:
-            captions: Names of models and their captions.
-
-        Returns:
-            A function that waits for the files and returns them. It reports why some are missing.
-        """
+    ) -> Future[Drawn]:
+        """Draw a photo's captions by each model, in another process if there are any."""
         # The image is sent once, next to the captions.
         captions = [(name, replace(caption, image=None)) for name, caption in captions]
         work = (self.names[photo], Path(photo).name, image, captions, self.arguments)
-        if self._pool is None or image.width * image.height > LARGEST_APART_PX:
-            drawn = save_pictures(*work)
-            waiting = None
-        else:
-            waiting = self._pool.submit(save_pictures, *work)
-
-        def finished() -> list[Path]:
-            pictures, problem = drawn if waiting is None else waiting.result()
-            if problem is not None:
-                self.failed(photo, problem)
-            return pictures
-
-        return finished
+        if self._pool and image.width * image.height <= LARGEST_APART_PX:
+            return self._pool.submit(save_pictures, *work)
+        drawn: Future[Drawn] = Future()
+        drawn.set_result(save_pictures(*work))
+        return drawn
 
 
 def _ignore_interrupts() -> None:
@@ -202,19 +158,17 @@ def save_pictures(
     image: Image.Image,
     captions: Sequence[tuple[str, Caption]],
     options: argparse.Namespace,
-) -> tuple[list[Path], str | None]:
-    """Save the pictures of a photo's captions.
+) -> Drawn:
+    """Save the pictures of a photo's captions, and say why it ended before the last.
 
     Args:
         name: Begins the names of the files.
         title: Name of the photo, for a page.
         captions: Names of models and their captions, without the image.
         options: Those of the command.
-
-    Returns:
-        The files that were saved, and why it ended before the last, or None.
     """
-    shown = of_head(captions, options)
+    head = {"layer": options.layer, "head": options.head}
+    shown = [(model, caption.of_head(**head)) for model, caption in captions]
     caption = replace(shown[0][1], image=image)
     style = OverlayStyle(
         kind=options.style,
@@ -223,12 +177,13 @@ def save_pictures(
         opacity=options.opacity,
         threshold=options.threshold,
     )
+
     content = "comparison" if options.compare else "attention"
-    pictures: list[Path] = []
+    saved: list[Path] = []
 
     def save(file_name: str, data: bytes) -> None:
         save_bytes(data, options.output / file_name)
-        pictures.append(options.output / file_name)
+        saved.append(options.output / file_name)
 
     try:
         for kind in options.save:
@@ -245,7 +200,6 @@ def save_pictures(
             elif kind == "html":  # with all layers and heads to choose from
                 from captioner.visualization.page import caption_page
 
-                head = {"layer": options.layer, "head": options.head}
                 page = caption_page(image, captions, name=title, style=style, **head)
                 save(file_name, page.encode(errors="replace"))
             elif not options.compare:
@@ -255,14 +209,12 @@ def save_pictures(
             else:  # pdf or svg
                 save(file_name, vector_sheet(image, shown, style).to_bytes(kind))
     except CaptionerError as error:
-        return pictures, str(error)
-    return pictures, None
+        return saved, str(error)
+    return saved, None
 
 
 def read_journal(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a journal by their photo; none where the file is missing.
-
-    A line that a killed run cut short is left out.
+    """Return the records of a journal by their photo, without a line that a kill cut short.
 
     Raises:
         CaptionerError: It cannot be read, or holds other things than records.
@@ -270,21 +222,20 @@ def read_journal(file: Path) -> dict[str, dict[str, Any]]:
     try:
         lines = file.read_bytes().splitlines() if file.is_file() else []
     except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror or error})") from None
+        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
     records: dict[str, dict[str, Any]] = {}
     for line in lines:
         try:
             record = json.loads(line)
-            if not {"image", "name", "pictures"} <= record.keys():
-                raise ValueError
-        except (ValueError, AttributeError):
-            if line.startswith(b'{"image": ') and not line.endswith(b"}"):  # cut short by a kill
+            image, *_ = [record[key] for key in ("image", "name", "pictures")]
+            records[image] = record
+        except (ValueError, LookupError, TypeError):
+            if line.startswith(b'{"image": ') and not line.endswith(b"}"):
                 continue
             raise CaptionerError(
                 f"{file} is no journal of captioner, so it is left as it is; choose another "
                 "--output"
             ) from None
-        records[record["image"]] = record
     return records
 
 
@@ -310,6 +261,6 @@ def _identity(image: Path) -> dict[str, int | None]:
     """Return the size and time of change of a photo's file, by which a changed file is noticed."""
     try:
         status = image.stat()
-    except (OSError, ValueError):
+    except OSError:
         return {"bytes": None, "modified_ns": None}
     return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}

@@ -25,8 +25,10 @@ MAX_WORDS = 1000
 class CommandParser(argparse.ArgumentParser):
     """A command's parser: with `--quiet` and `--verbose`, and one sentence on what is wrong."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, command: str, description: str | None) -> None:
+        codes = "Exit code: 0 all done, 1 some inputs failed, 2 nothing could be done."
+        epilog = None if description and "Exit code" in description else codes
+        super().__init__(prog=f"captioner {command}", description=description, epilog=epilog)
         add_log_options(self)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -47,11 +49,8 @@ def add_log_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose how much is said on stderr."""
     add = partial(parser.add_mutually_exclusive_group().add_argument, action="store_true")
     add("-q", "--quiet", help="no notes and no progress bar: results, warnings and failures alone")
-    add(
-        "-v",
-        "--verbose",
-        help="also say which model runs where, how long it took, and where an error came from",
-    )
+    help_ = "also say which model runs where, how long it took, and where an error came from"
+    add("-v", "--verbose", help=help_)
 
 
 def set_log_level(arguments: Any) -> None:
@@ -79,8 +78,7 @@ def number_from(
     return parse
 
 
-whole_number_from = partial(number_from, kind=int)
-whole_number = whole_number_from(1)
+whole_number = number_from(1, kind=int)
 
 
 def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -107,14 +105,10 @@ _FILE_SUFFIXES = frozenset(
 def folder_name(text: str) -> str:
     """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
-    if text == "-":
-        raise argparse.ArgumentTypeError(
-            "- is standard output in other programs; give a folder, such as out, or use --json"
-        )
-    if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
+    if text == "-" or (path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir()):
         raise argparse.ArgumentTypeError(
             f"{text} names a file, but a folder is meant, which gets several files; use one, "
-            f"such as {path.with_suffix('')}"
+            "such as out"
         )
     return text
 
@@ -137,21 +131,14 @@ def add_data_options(
 def add_layout_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how a data set lies on disk, where it is not recognised."""
     add = parser.add_argument
-    add(
-        "--format",
-        choices=("auto", *DATA_FORMATS),
-        default="auto",
-        help="layout of the data set (default: auto, which recognises it)",
-    )
+    help_ = "layout of the data set (default: auto, which recognises it)"
+    add("--format", choices=("auto", *DATA_FORMATS), default="auto", help=help_)
     add("--file", help="captions file, if the folder holds several")
     add("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
     add("--image-column", metavar="NAME", help="a table's column of images")
     add("--caption-column", metavar="NAME", help="a table's column of captions")
-    add(
-        "--strip-markers",
-        action="store_true",
-        help="remove what nearly all captions begin or end with, such as startseq or <end>",
-    )
+    help_ = "remove what nearly all captions begin or end with, such as startseq or <end>"
+    add("--strip-markers", action="store_true", help=help_)
 
 
 def chosen_data(arguments: argparse.Namespace) -> DataFiles:
@@ -164,11 +151,7 @@ def chosen_data(arguments: argparse.Namespace) -> DataFiles:
 def add_model_options(
     parser: argparse.ArgumentParser, *, search: bool = True, engine: str = "--engine"
 ) -> argparse._MutuallyExclusiveGroup:
-    """Add the options that choose a model, its device and its search.
-
-    Args:
-        search: Also add `--beam-size`.
-        engine: Name of the option for what computes the captions.
+    """Add the options that choose a model, its device and, with `search`, its beam.
 
     Returns:
         The group of the options that choose the model: only one of them may be given.
@@ -177,12 +160,9 @@ def add_model_options(
     models.add_argument("--model", default="soft", help="a bundled model (default: soft)")
     models.add_argument("--checkpoint", metavar="DIR", help="a model folder, or a run")
     if search:
-        parser.add_argument(
-            "--beam-size",
-            type=whole_number_from(1, MAX_BEAM_SIZE),
-            metavar="K",
-            help=f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)",
-        )
+        help_ = f"1 is greedy search, at most {MAX_BEAM_SIZE} (default: the model's)"
+        width = number_from(1, MAX_BEAM_SIZE, int)
+        parser.add_argument("--beam-size", type=width, metavar="K", help=help_)
     add_device_options(parser, engine=engine)
     return models
 
@@ -196,16 +176,13 @@ def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = 
     """Add the options of the search, except `--beam-size`; `--min-words` if asked for."""
     add = parser.add_argument
     if min_words:
-        shortest = whole_number_from(0, MAX_WORDS)
+        shortest = number_from(0, MAX_WORDS, int)
         add("--min-words", type=shortest, metavar="N", help="shortest caption (default: 1)")
-    longest = whole_number_from(1, MAX_WORDS)
+    longest = number_from(1, MAX_WORDS, int)
     add("--max-words", type=longest, metavar="N", help="longest caption (default: the model's)")
-    add(
-        "--length-penalty",
-        type=number_from(-10, 10),  # as `decoding.length_penalty` of a recipe
-        metavar="P",
-        help="rank captions by log-probability / length ** P (default: the model's)",
-    )
+    penalty = number_from(-10, 10)  # as `decoding.length_penalty` of a recipe
+    help_ = "rank captions by log-probability / length ** P (default: the model's)"
+    add("--length-penalty", type=penalty, metavar="P", help=help_)
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -217,13 +194,8 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
     """Add the options for where and how the model is computed."""
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    add(
-        "--precision",
-        choices=["float32", "bfloat16"],
-        default="float32",
-        help="number format of the encoder; on some CPUs bfloat16 is faster, on others slower "
-        "(default: float32)",
-    )
+    help_ = "of the encoder; bfloat16 is faster on some CPUs, slower on others (default: float32)"
+    add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
     add(
         engine,
         choices=["auto", "torch", "runtime"],

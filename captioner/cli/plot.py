@@ -1,4 +1,4 @@
-"""`captioner plot`: the curves of a run."""
+"""Draw a run's curves: losses, rates, metrics, entropy of attention."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ KINDS = ("png", "pdf", "svg")
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner plot",
-        description="Draw a run's curves: losses, rates, metrics, entropy of attention.",
-    )
+    parser = parsing.CommandParser("plot", __doc__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     add("--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)")
-    add(
-        "--save",
-        type=parsing.names_of((*KINDS, "gif", "all")),
-        default=("png",),
-        metavar="KINDS",
-        help="kinds to save, separated by commas: png, pdf, svg, or all (default: png)",
-    )
+    kinds = parsing.names_of((*KINDS, "gif", "all"))
+    help_ = "kinds to save, separated by commas: png, pdf, svg, or all (default: png)"
+    add("--save", type=kinds, default=("png",), metavar="KINDS", help=help_)
     arguments = parser.parse_args(argv)
     if "gif" in arguments.save:
         logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
@@ -44,7 +37,7 @@ def _run(arguments: argparse.Namespace) -> int:
     curves = [output / f"curves.{kind}" for kind in KINDS if {kind, "all"} & {*arguments.save}]
     save_curves(entries, curves, title=arguments.run.resolve().name)
     for path in curves:
-        show(str(path))
+        show(path)
     return 0
 
 
@@ -55,16 +48,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         CheckpointError: There are none.
     """
     path = run / "metrics.jsonl"
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({error.strerror}); name the folder of a training run"
-        ) from None
     entries = []
-    for line in lines:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError):  # the last line may be cut short
             entries.append(json.loads(line))
     if not entries:
-        raise CheckpointError(f"{path}: has no entries yet; wait until the run has logged some")
+        raise CheckpointError(
+            f"{path}: has no entries; name the folder of a training run that has logged some"
+        )
     return entries

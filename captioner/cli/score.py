@@ -1,42 +1,31 @@
-"""`captioner score`: the attention and the probability of each word of a given caption."""
+"""Score a caption that you give: the model's attention for each word, and how likely each is.
+
+The caption that the model writes itself is shown below it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import unicodedata
+from functools import partial
 from pathlib import Path
 
-from captioner.cli import load_captioner, parsing, run_command, show
-from captioner.cli.output import (
-    add_output_options,
-    attention_options,
-    caption_content,
-    caption_note,
-    check_attention_options,
-    check_output_options,
-    files_note,
-    of_head,
-)
+from captioner.cli import load_captioner, output, parsing, run_command, show
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import logger, printable
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser(
-        prog="captioner score",
-        description="Score a given caption: the model's attention for each word, and how likely "
-        "each is, next to the caption that the model writes itself. Exit code: 0 done, 1 the "
-        "pictures failed, 2 nothing could be done.",
-    )
+    parser = parsing.CommandParser("score", __doc__)
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", nargs="+", help="its caption")
     parsing.add_model_options(parser, search=False)
-    add_output_options(parser)
+    output.add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse_args(argv)
     arguments.text = " ".join(arguments.text)
-    check_output_options(parser, arguments)
+    output.check_output_options(parser, arguments)
     return run_command(lambda: _run(arguments))
 
 
@@ -50,8 +39,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CaptionerError(f"{photo}: {error}") from None
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    check_attention_options(arguments, [captioner])
-    options = attention_options(arguments, captioner)
+    output.check_attention_options(arguments, [captioner])
+    options = output.attention_options(arguments, captioner)
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     words = captioner.vocabulary.tokenizer.split(arguments.text)
@@ -72,15 +61,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if problem:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:
-        ((_, shown),) = of_head(captions, arguments)
-        line = {"image": str(photo), **caption_content(shown, with_total=True)}
-        line["model_caption"] = caption_content(own, with_total=True)
+        shown = caption.of_head(arguments.layer, arguments.head)
+        line = {"image": str(photo), **output.caption_content(shown, with_total=True)}
+        line["model_caption"] = output.caption_content(own, with_total=True)
         if pictures:
             line["pictures"] = [str(picture) for picture in pictures]
         show(json.dumps(line))
     else:
-        show(
-            f"{printable(photo)}: {caption_note(caption, with_total=True)}{files_note(pictures)}\n"
-            f"  the model's own: {caption_note(own, with_total=True)}"
-        )
+        note = partial(output.caption_note, with_total=True)
+        show(f"{printable(photo)}: {note(caption)}{output.files_note(pictures)}")
+        show(f"  the model's own: {note(own)}")
     return 1 if problem else 0

@@ -1,15 +1,18 @@
-"""`captioner serve`: a web page and a REST interface."""
+"""Run a web page and a REST interface on this machine.
+
+Ctrl-C or SIGTERM: answer the requests that have arrived, then end.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from captioner.cli import load_captioner, parsing, run_command, show
 from captioner.errors import CaptionerError, needs_extra
@@ -21,82 +24,55 @@ TOKEN_VARIABLE = "CAPTIONER_TOKEN"
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: _run(_parser().parse_args(argv)))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parsing.CommandParser(
-        prog="captioner serve",
-        description="A web page and a REST interface on this machine. Ctrl-C or SIGTERM: answer "
-        "the requests that have arrived, then end. Exit code: 0 ended so, 2 could not start.",
-    )
+    parser = parsing.CommandParser("serve", __doc__)
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-    add(
-        "--port",
-        type=parsing.whole_number_from(0, 65535),
-        default=8000,
-        help="0 takes a free one (default: 8000)",
-    )
+    port = parsing.number_from(0, 65535, int)
+    add("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
     add(
         "--token",
         default=os.environ.get(TOKEN_VARIABLE) or None,
         help="what requests must bring; required where other machines reach the host. Better "
         f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
     )
+    several: Any = {"action": "append", "default": []}
     add(
         "--allow-origin",
-        action="append",
-        default=[],
         type=_origin,
         metavar="ORIGIN",
         help="a web site whose pages may use the interface, as in https://example.org; may be "
         "given several times (default: only the server's own page)",
+        **several,
     )
     add(
         "--model",
-        action="append",
-        default=[],
         metavar="NAME",
         help="a bundled model; may be given several times, the first is the default (default: all "
         "of them, soft first)",
+        **several,
     )
-    add(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a model folder, or a run; may be given several times",
-    )
+    help_ = "a model folder, or a run; may be given several times"
+    add("--checkpoint", metavar="DIR", help=help_, **several)
     parsing.add_device_options(parser)
-    add(
-        "--max-requests",
-        type=parsing.whole_number,
-        default=128,
-        help="requests processed at once; more are refused with 503 (default: 128)",
-    )
-    add("--max-megabytes", type=parsing.whole_number, default=20, help="of a request (default: 20)")
-    add("--max-megapixels", type=parsing.whole_number, default=50, help="of a photo (default: 50)")
+    number = parsing.whole_number
+    help_ = "requests processed at once; more are refused with 503 (default: 128)"
+    add("--max-requests", type=number, default=128, help=help_)
+    add("--max-megabytes", type=number, default=20, help="of a request (default: 20)")
+    add("--max-megapixels", type=number, default=50, help="of a photo (default: 50)")
     add(
         "--allow-urls",
         action="store_true",
         help="requests may name photos by their addresses, which the server fetches, but not from "
         "private networks",
     )
-    add(
-        "--deadline",
-        type=parsing.whole_number,
-        default=30,
-        metavar="S",
-        help="seconds for an upload to arrive, and again for its answer (default: 30)",
-    )
-    return parser
+    help_ = "seconds for an upload to arrive, and again for its answer (default: 30)"
+    add("--deadline", type=number, default=30, metavar="S", help=help_)
+    return run_command(lambda: _run(parser.parse_args(argv)))
 
 
 def _origin(text: str) -> str:
     """Parse the origin of a web site, such as https://example.org."""
-    parts = urlsplit(text)
-    if not parts.scheme or not parts.netloc or text != f"{parts.scheme}://{parts.netloc}":
+    if not re.fullmatch(r"\w+://[^/]+", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
     return text.lower()
 
@@ -116,9 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     with _listen(arguments.host, arguments.port) as listening:
         host, port = listening.getsockname()[:2]
-        hosts = ["*"]
-        if is_loopback(arguments.host):
-            hosts = [*LOOPBACK_HOSTS, _url_host(arguments.host)]
+        is_local = is_loopback(arguments.host)
         app = create_app(
             _load_models(arguments),
             token=arguments.token or None,
@@ -129,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 deadline_s=arguments.deadline,
                 allow_urls=arguments.allow_urls,
             ),
-            allowed_hosts=hosts,
+            allowed_hosts=[*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_local else ["*"],
             allowed_origins=arguments.allow_origin,
         )
         config = uvicorn.Config(
@@ -178,8 +152,6 @@ def _load_models(arguments: argparse.Namespace) -> dict[str, Captioner]:
     for model in chosen or sorted(bundled_models(), reverse=True):
         name = model if isinstance(model, str) else model.resolve().name
         if name in models:
-            raise CaptionerError(
-                f"two models have the name '{name}'; rename the folder of one of them"
-            )
+            raise CaptionerError(f"two models have the name '{name}'; rename the folder of one")
         models[name] = load_captioner(model, arguments)
     return models

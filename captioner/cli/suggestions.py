@@ -1,4 +1,4 @@
-"""Options that a command does not have, and the ones that were probably meant."""
+"""Commands and options that there are not, and the ones that were probably meant."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
+from captioner.log import printable
+
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".heic")
-PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
+_PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
 
 # Names that other programs use, and the last part of ours, the likeliest first.
 _SYNONYMS = {
-    (PLACE,): "f i image images img img-path image-path input inputs photo photos file files path "
+    (_PLACE,): "f i image images img img-path image-path input inputs photo photos file files path "
     "filename src source url",
-    (PLACE, "root"): "data data-dir data-folder data-path data-root dataset dataset-dir dir "
+    (_PLACE, "root"): "data data-dir data-folder data-path data-root dataset dataset-dir dir "
     "image-dir image-folder image-root images-dir img-dir train-data train-dir",
     ("format",): "data-name dataset-name dataset-type",
     ("file",): "annotation annotations annotation-file ann-file captions captions-file json table",
@@ -33,18 +35,14 @@ _SYNONYMS = {
     ("num_captions",): "n n-captions num-return-sequences count top-n n-best nbest",
     ("max_words",): "max-caption-length max-len max-length max-new-tokens max-seq-len max-tokens "
     "seq-length length",
-    ("min_words",): "min-len min-length min-tokens",
     ("sample",): "do-sample sampling nucleus use-nucleus-sampling random",
-    ("temperature",): "temp",
     ("top_p",): "p nucleus-p",
     ("length_penalty",): "alpha length-norm",
     ("epochs",): "e epoch max-epochs max-epoch n-epochs nepochs num-epochs num-train-epochs",
     ("lr",): "base-lr decoder-lr learning-rate learningrate",
     ("encoder_lr",): "fine-tune-encoder lr-encoder cnn-lr",
     ("batch_size",): "batch batchsize bs per-device-train-batch-size train-batch-size",
-    ("accumulate",): "gradient-accumulation grad-accum gradient-accumulation-steps accum",
     ("clip_norm",): "clip grad-clip max-grad-norm gradient-clip",
-    ("weight_decay",): "wd",
     ("workers",): "j jobs n-workers num-workers processes threads",
     ("seed",): "manual-seed random-seed",
     ("device",): "cpu cuda gpu gpus gpu-id device-id no-cuda use-gpu",
@@ -52,6 +50,11 @@ _SYNONYMS = {
     ("backbone",): "arch architecture cnn encoder-name network",
     ("hidden_dim",): "decoder-dim hidden-dim hidden-size rnn-size lstm-size",
     ("embed_dim",): "emb-dim embed-size embedding-dim embedding-size word-dim",
+    ("overwrite",): "force replace y yes",
+    ("min_words",): "min-len min-length min-tokens",
+    ("temperature",): "temp",
+    ("accumulate",): "gradient-accumulation grad-accum gradient-accumulation-steps accum",
+    ("weight_decay",): "wd",
     ("dim",): "attention-dim att-dim att-size",
     ("select",): "attention attention-type hard soft",
     ("patience",): "early-stopping early-stop",
@@ -62,7 +65,6 @@ _SYNONYMS = {
     ("recursive",): "recurse subfolders",
     ("prefix",): "trigger-word prepend",
     ("suffix",): "append",
-    ("overwrite",): "force replace y yes",
     ("write",): "write-txt txt xmp sidecar caption-extension",
     ("json",): "as-json json-output",
     ("host",): "address bind ip",
@@ -82,10 +84,8 @@ _COMMANDS = {
 }
 _MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
 # Commands and options of earlier versions, and what to do instead.
-REMOVED_COMMANDS = {
-    "shards": "train from the folder itself; tar files that it wrote are read from a disk"
-}
 _REMOVED = {
+    "shards": "train from the folder itself; tar files that it wrote are read from a disk",
     "caption --in-place": "--write html writes a copy of the page; move it over the page",
     "caption --max-length": "alternative texts have at most 125 characters",
     "doctor --json": "the lines begin with ok, -- or !!",
@@ -95,6 +95,23 @@ _REMOVED = {
     "evaluate --removal": "--faithfulness always deletes cells from the grid",
     "serve --workers": "run several servers at ports of their own, behind nginx",
 }
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> str:
+    """Return a sentence on a word in the place of a command, with what was probably meant.
+
+    >>> unknown_command("eval", ["caption", "evaluate"])
+    "there is no command 'eval' (did you mean: captioner evaluate)"
+    """
+    if instead := _REMOVED.get(word):
+        return f"captioner {word} is gone: {instead}"
+    name = _plain(word)
+    meant = [command for command, names in _COMMANDS.items() if name in names.split()]
+    meant += get_close_matches(name, commands, n=1)
+    if os.path.exists(word) or "://" in word or Path(word).suffix.lower() in _PHOTOS:
+        meant = [f"caption {word}"]
+    hint = f" (did you mean: captioner {meant[0]})" if meant else ""
+    return printable(f"there is no command '{word}'{hint}")
 
 
 def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
@@ -108,60 +125,37 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
     # jsonargparse has an option for each section, too: --data, where --data.root is meant.
     sections = {option.partition(".")[0] for option in options if "." in option}
     known = [option for option in options if option not in sections]
-    command = parser.prog.removeprefix("captioner ")
     sentences = []
     for word in takewhile(lambda word: word != "--", words):
         option = word.partition("=")[0]
         is_short = re.match("-[A-Za-z]", option)
-        if not is_short and not option.startswith("--"):
+        is_known = option.removesuffix("+") in known or (is_short and option[:2] in known)
+        is_start = parser.allow_abbrev and any(each.startswith(option) for each in known)
+        if is_known or is_start or not (is_short or option.startswith("--")):
             continue
-        if option.removesuffix("+") in known or (is_short and option[:2] in known):
-            continue
-        if parser.allow_abbrev and any(each.startswith(option) for each in known):
-            continue
-        if instead := _REMOVED.get(f"{command} {option}"):
+        if instead := _REMOVED.get(f"{parser.prog.removeprefix('captioner ')} {option}"):
             sentences.append(f"{option} is gone: {instead}")
         else:
             sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
     return "; ".join(sentences) or None
 
 
-def meant_command(word: str, commands: Sequence[str]) -> str | None:
-    """Return what was probably meant by a word in the place of a command, None if nothing is near.
-
-    >>> meant_command("eval", ["caption", "evaluate"])
-    'evaluate'
-    >>> meant_command("dog.jpg", ["caption", "evaluate"])
-    'caption dog.jpg'
-    """
-    if os.path.exists(word) or "://" in word or Path(word).suffix.lower() in _PHOTOS:
-        return f"caption {word}"
-    name = _plain(word)
-    by_synonym = [command for command, names in _COMMANDS.items() if name in names.split()]
-    return next(iter([*by_synonym, *get_close_matches(name, commands, n=1)]), None)
-
-
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
     """Return what follows the name of an unknown option: what was probably meant."""
-    name = _plain(option)
-    last = name.rpartition(".")[2]
-    by_last: dict[str, list[str]] = {}
+    name = _plain(option).rpartition(".")[2]
+    by_name: dict[str, list[str]] = {}  # options by their last part: epochs is of --train.epochs
     for each in known:
-        by_last.setdefault(_plain(each).rpartition(".")[2], []).append(each)
+        by_name.setdefault(_plain(each).rpartition(".")[2], []).append(each)
     places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]
-    for meaning in (last, *_MEANINGS.get(last, ())):
-        if meaning == PLACE and places:
+    for meaning in (name, *_MEANINGS.get(name, ())):
+        if meaning == _PLACE and places:
             return f" (give {places[0]} alone: {parser.prog} {places[0]})"
-        if found := by_last.get(_plain(meaning)):
+        if found := by_name.get(_plain(meaning)):
             return f" (did you mean {' or '.join(found[:3])}?)"
-    if last in _MEANINGS or any(last in map(_plain, meanings) for meanings in _SYNONYMS):
-        return ""  # its meaning is known, and this command has no such option
-    by_name = {_plain(each): each for each in known}
-    if near := get_close_matches(name, by_name, n=1, cutoff=0.7):
-        return f" (did you mean {by_name[near[0]]}?)"
-    near = get_close_matches(last, by_last, n=1, cutoff=0.75)
-    return f" (did you mean {by_last[near[0]][-1]}?)" if near else ""
+    # A synonym's meaning is known: this command has no such option.
+    near = [] if name in _MEANINGS else get_close_matches(name, by_name, n=1, cutoff=0.7)
+    return f" (did you mean {by_name[near[0]][-1]}?)" if near else ""
 
 
-def _plain(option: str) -> str:
-    return option.strip("-").replace("_", "-").casefold()
+def _plain(word: str) -> str:
+    return word.strip("-").replace("_", "-").casefold()

@@ -1,4 +1,7 @@
-"""`train.py`, `captioner train`: train a model from a recipe."""
+"""Train a captioning model from a recipe.
+
+Every setting of a recipe is also an option, and options win over recipes.
+"""
 
 from __future__ import annotations
 
@@ -65,42 +68,36 @@ def train_and_show(config: Config, resume: bool, *, validate_start: bool = False
             print(message, file=sys.stderr)
         return INTERRUPTED
     end_at_next_interrupt()  # an exception during the export can abort the process
-    if reports:
-        if not (best / DESCRIPTION).exists():  # there are graphs of a run that had ended before
-            logger.info(f"writing graphs to {best}, with which it captions without PyTorch")
-            try:
-                export_graphs(best)
-            except CaptionerError as error:
-                logger.warning(f"{error}; the model is complete, but needs PyTorch")
-        show(str(best))
+    if not reports:
+        return 0
+    if not (best / DESCRIPTION).exists():  # there are graphs of a run that had ended before
+        logger.info(f"writing graphs to {best}, with which it captions without PyTorch")
+        try:
+            export_graphs(best)
+        except CaptionerError as error:
+            logger.warning(f"{error}; the model is complete, but needs PyTorch")
+    show(best)
     return 0
 
 
 def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
-    """Return the recipe's settings, changed by the options, and whether to resume a run.
-
-    Raises:
-        ConfigError: A setting cannot be used, or nothing is given; then the message lists recipes.
-    """
+    """Return the recipe's settings, changed by the options, and whether to resume a run."""
     (recipes, roots), options = split_options(argv, "--config", "--data.root")
     if not (recipes or roots or options):
-        print(f"recipes:\n{recipe_list()}\n\n{EXAMPLE}\n", file=sys.stderr)
+        print(f"recipes:\n{_recipe_list()}\n\n{EXAMPLE}\n", file=sys.stderr)
         raise ConfigError("name a recipe with --config (captioner train --help shows the options)")
     parser = recipe_parser(
         "--config RECIPE --data.root DIR",
         recipe="YAML file, or the name of a recipe that comes with captioner, such as "
         "flickr8k_soft; of several, later ones win",
         prog="captioner train",
-        description="Train a captioning model. Every setting of a recipe is also an option, and "
-        "options win over recipes.",
+        description=__doc__,
     )
     parser.usage = f"{parser.usage}\n\n{EXAMPLE}\n\nthe options most used:\n{_MOST_USED}"
-    set_defaults(parser, read_recipe(*recipes))
-    arguments = parse_recipe_options(parser, options)
+    arguments = parse_options(parser, read_recipe(*recipes), options)
     if not recipes:
-        logger.info(
-            f"no --config, so the default settings; recipes: {', '.join(shipped_recipes())}"
-        )
+        names = ", ".join(shipped_recipes())
+        logger.info(f"no --config, so the default settings; recipes: {names}")
     config = instantiate(Config, arguments)
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
@@ -109,8 +106,8 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     return config, arguments.resume
 
 
-def recipe_list() -> str:
-    """Return the recipes that come with captioner, a line each with the start of its comment."""
+def _recipe_list() -> str:
+    """Return the recipes that come with captioner, each with the start of its comment."""
     lines = []
     for name, path in shipped_recipes().items():
         comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
@@ -137,12 +134,13 @@ def recipe_parser(
     return parser
 
 
-def parse_recipe_options(parser: ArgumentParser, options: list[str]) -> Namespace:
-    """Parse the options of `recipe_parser`, and say as much on stderr as they choose.
+def parse_options(parser: ArgumentParser, recipe: Config, options: list[str]) -> Namespace:
+    """Parse the options of `recipe_parser`, which win over a recipe; say as much as they choose.
 
     Raises:
         ConfigError: An option is unknown, or its value cannot be used.
     """
+    set_defaults(parser, recipe)
     try:
         if sentence := unknown_options(parser, options):
             raise ConfigError(sentence)
@@ -157,22 +155,19 @@ def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]],
     """Return the values of each of these options, and all other words.
 
     They are read before the other options, which override a recipe and its model wherever it is
-    named, and because each of several data sets has a root. Without `argv`, the arguments of the
-    program are read.
+    named, and because each of several data sets has a root. None stands for the program's words.
 
     Raises:
         ConfigError: One of them has no value.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
+    for name in (*names, *(f"--{key}" for key in REMOVED)):
         parser.add_argument(name, dest=name, action="append", default=[])
-    for key in REMOVED:  # options of earlier versions
-        parser.add_argument(f"--{key}", dest=key)
     try:
         found, others = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
-    for key in REMOVED:
-        if getattr(found, key) is not None:
+    for key in REMOVED:  # options of earlier versions
+        if getattr(found, f"--{key}"):
             warn_of_removed(key)
     return [getattr(found, name) for name in names], others

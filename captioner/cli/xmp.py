@@ -1,7 +1,6 @@
 """XMP sidecars: a photo's description and alternative text in a file next to it.
 
-Sidecars of other programs are parsed by expat, which says where each element stands. So texts are
-added to them with all else left as it is, byte for byte.
+Texts are added to sidecars of other programs with all else left as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from xml.parsers import expat
 from xml.sax.saxutils import escape
 
@@ -31,18 +29,6 @@ BLANK = f"""<?xml version="1.0" encoding="UTF-8"?>
 </x:xmpmeta>
 """.encode()  # a sidecar of captioner without texts
 
-SidecarName = Literal["append", "replace"]
-
-
-def sidecar_of(photo: Path, name: SidecarName = "append") -> Path:
-    """Return the file of a photo's sidecar.
-
-    Args:
-        name: `append` is dog.jpg.xmp, which digiKam and darktable read; `replace` is dog.xmp, which
-            Lightroom reads.
-    """
-    return photo.with_suffix(".xmp") if name == "replace" else photo.with_name(f"{photo.name}.xmp")
-
 
 def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool = False) -> bool:
     """Write a text as `dc:description` and as IPTC's `AltTextAccessibility` into a sidecar.
@@ -60,33 +46,18 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
     """
     try:
         found = file.read_bytes() if file.exists() else BLANK
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-    if f'x:xmptk="{_TOOLKIT}"'.encode() in found:
-        save_bytes(merged(BLANK, text), file)
-        return True
-    if not merge:
-        raise CaptionerError(
-            f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
-            "the texts to it"
-        )
-    try:
-        content = merged(found, text, overwrite=overwrite)
-    except ValueError as error:
-        raise CaptionerError(f"{file}: {error}, so it is left as it is") from None
-    if content != found:
+        is_ours = f'x:xmptk="{_TOOLKIT}"'.encode() in found
+        if not (is_ours or merge):
+            raise CaptionerError(
+                f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
+                "the texts to it"
+            )
+        content = merged(BLANK if is_ours else found, text, overwrite=overwrite)
+    except (OSError, ValueError, expat.ExpatError) as error:
+        raise CaptionerError(f"{file}: is no XMP in UTF-8 ({error}); it is left as it is") from None
+    if content != found or is_ours:
         save_bytes(content, file)
-    return content != found
-
-
-def _property(name: str, text: str) -> str:
-    """Return one of _PROPERTIES as an element that declares its own namespaces."""
-    prefix = name.partition(":")[0]
-    allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
-    return (
-        f'<{name} xmlns:{prefix}="{_PROPERTIES[name]}" xmlns:rdf="{_RDF}"><rdf:Alt>'
-        f'<rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt></{name}>'
-    )
+    return content != found or is_ours
 
 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
@@ -96,34 +67,40 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
         overwrite: Replace those that it has, too.
 
     Raises:
-        ValueError: It is no XMP; the message is the end of a sentence.
+        ValueError, ExpatError: It is no XMP in UTF-8.
     """
+    content.decode()
     description = f"{_RDF} Description"
     elements = _elements(content)
+    first = next((each for each in elements if each.name == description), None)
+    if first is None:
+        raise ValueError("it has no rdf:Description")
     new, changes = "", []  # first byte, end, and what comes instead
     for name, namespace in _PROPERTIES.items():
-        full_name = f"{namespace} {name.partition(':')[2]}"
-        found = [e for e in elements if (e.name, e.parent) == (full_name, description)]
-        if not found:
-            new += _property(name, text)
-        elif overwrite or not found[0].text.strip():
-            changes.append((found[0].start, found[0].end, _property(name, text)))
-    if new:
-        first = next((each for each in elements if each.name == description), None)
-        if first is None:
-            raise ValueError("holds no rdf:Description")
-        tag = content[first.start : first.inside].decode()
-        if tag.endswith("/>"):
-            name = tag[1:].replace("/", " ").split()[0]
-            changes.append((first.start, first.end, f"{tag[:-2].rstrip()}>{new}</{name}>"))
-        else:
-            changes.append((first.inside, first.inside, new))
+        prefix, local_name = name.split(":")
+        key = (f"{namespace} {local_name}", description)
+        found = next((each for each in elements if (each.name, each.parent) == key), None)
+        allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
+        element = (
+            f'<{name} xmlns:{prefix}="{namespace}" xmlns:rdf="{_RDF}"><rdf:Alt>'
+            f'<rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt></{name}>'
+        )
+        if found is None:
+            new += element
+        elif overwrite or not found.text.strip():
+            changes.append((found.start, found.end, element))
+    tag = content[first.start : first.inside].decode()
+    if new and tag.endswith("/>"):
+        name = tag[1:-2].split()[0]
+        changes.append((first.start, first.end, f"{tag[:-2].rstrip()}>{new}</{name}>"))
+    else:
+        changes.append((first.inside, first.inside, new))
     for start, end, replacement in sorted(changes, reverse=True):
         content = content[:start] + replacement.encode() + content[end:]
     return content
 
 
-_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
+_START_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
 
 
 @dataclass
@@ -140,25 +117,22 @@ class _Element:
 
 def _elements(content: bytes) -> list[_Element]:
     """Return the elements of a sidecar, in the order of their start tags."""
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise ValueError("is in UTF-16, not UTF-8")
     elements: list[_Element] = []
     opened: list[_Element] = []
     parser = expat.ParserCreate(namespace_separator=" ")
 
-    def tag_end() -> int:
-        found = _TAG.match(content, parser.CurrentByteIndex)
-        return found.end() if found else len(content)
-
     def start_element(name: str, _: object) -> None:
-        parent = opened[-1].name if opened else ""
-        opened.append(_Element(name, parent, parser.CurrentByteIndex, tag_end()))
+        start = parser.CurrentByteIndex
+        tag = _START_TAG.match(content, start)
+        assert tag  # the parser has just read it
+        opened.append(_Element(name, opened[-1].name if opened else "", start, tag.end()))
         elements.append(opened[-1])
 
     def end_element(_: str) -> None:
         element = opened.pop()
-        is_empty = content[: element.inside].endswith(b"/>")
-        element.end = element.inside if is_empty else tag_end()
+        is_empty = content[element.start : element.inside].endswith(b"/>")
+        end = content.find(b">", parser.CurrentByteIndex) + 1
+        element.end = element.inside if is_empty else end
 
     def character_data(data: str) -> None:
         for element in opened:
@@ -167,8 +141,5 @@ def _elements(content: bytes) -> list[_Element]:
     parser.StartElementHandler = start_element
     parser.EndElementHandler = end_element
     parser.CharacterDataHandler = character_data
-    try:
-        parser.Parse(content, True)
-    except expat.ExpatError as error:
-        raise ValueError(f"is no XML ({error})") from None
+    parser.Parse(content, True)
     return elements

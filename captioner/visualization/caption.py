@@ -126,7 +126,7 @@ class Caption:
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         check_head(layer, head, layers, heads)
-        if self.heads is None:
+        if self.heads is None or (layer is None and head is None):
             return self
         maps = self.heads[:, (layer or layers) - 1]  # [T, heads, rows, columns]
         cells, paths = (self.cells, self.paths) if layer in (None, layers) else (None, None)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from PIL import Image
 from programs import Commands, ProgramResult
 
 from captioner.cli.caption import main
+from captioner.cli.inputs import photos_in, skipped_sentence
 from captioner.cli.output_folder import JOURNAL, read_journal
-from captioner.cli.photos import Skipped, photos_in
 from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
 
@@ -145,6 +146,6 @@ def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path)
     file.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"pixels")
     with pytest.raises(ImageError, match="pillow-heif"):
         open_image(file)
-    skipped = Skipped()
+    skipped: Counter[str] = Counter()
     assert file not in list(photos_in(folder, skipped, pytest.fail))
-    assert "1 file skipped: .heic; to read HEIC, install pillow-heif" in skipped.sentence()
+    assert "1 file skipped: .heic; to read HEIC, install pillow-heif" in skipped_sentence(skipped)

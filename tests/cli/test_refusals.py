@@ -58,7 +58,6 @@ REFUSED = {
     f"{SERVE} --host 0.0.0.0 --checkpoint MODEL": "give a token with --token",
     f"{SERVE} --checkpoint none": "there is no model",
     f"{SERVE} --checkpoint MODEL --checkpoint MODEL": "two models have the name 'tiny'",
-    "shards --root x": "captioner shards is gone: train from the folder itself",
     **dict.fromkeys(
         (
             "caption a.jpg --output result.png",

@@ -1,0 +1,129 @@
+"""Photos given to a command: finding them in folders, and opening them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from captioner.errors import ImageError
+from captioner.log import printable
+
+STANDARD_INPUT = "-"
+FOLDER = "folder"  # counted next to the suffixes of files
+MAX_DOWNLOAD_BYTES = 2**28
+DOWNLOAD_TIMEOUT_S = 60.0
+_PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
+_LISTS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+_ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
+
+
+def skipped_sentence(skipped: Counter[str]) -> str:
+    """Return how many files and folders were skipped and what to do about it, or ""."""
+    from captioner.data.images import HEIF_SUFFIXES
+
+    parts = []
+    if kinds := ", ".join(sorted(set(skipped) - {FOLDER})):
+        count = skipped.total() - skipped[FOLDER]
+        heic = "; to read HEIC, install pillow-heif or convert the photos"
+        remedy = heic if HEIF_SUFFIXES & set(skipped) else ""
+        parts.append(f"{count} file{'s' * (count > 1)} skipped: {kinds}{remedy}")
+    if count := skipped[FOLDER]:
+        parts.append(f"{count} folder{'s' * (count > 1)} skipped: add --recursive to go into them")
+    return "; ".join(parts)
+
+
+def photos_in(
+    folder: Path,
+    skipped: Counter[str],
+    failed: Callable[[object], None],
+    *,
+    recursive: bool = False,
+    leave_out: str | None = None,
+) -> Iterator[Path]:
+    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
+
+    Args:
+        skipped: Counts the files that are left out, by suffix, and as FOLDER the folders.
+        failed: Called with a sentence for each folder that cannot be listed.
+        recursive: Also go into the folders inside it, except `leave_out`, an absolute path.
+    """
+    from captioner.cli.output_folder import pictures_in
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
+    from captioner.visualization.files import PICTURE_ENDINGS
+
+    def unlisted(error: OSError) -> None:
+        failed(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    for place, folders, names in os.walk(folder, onerror=unlisted):
+        drawn = pictures_in(Path(place))
+        for name in sorted(names):
+            suffix = Path(name).suffix.lower()
+            if name.startswith(".") or name in drawn or name.endswith(PICTURE_ENDINGS):
+                continue
+            if suffix in suffixes:
+                yield Path(place, name)
+            elif suffix not in _OURS:
+                skipped[printable(suffix) or "no suffix"] += 1
+        shown = (name for name in sorted(folders) if not name.startswith("."))
+        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != leave_out]
+        if not recursive:
+            skipped[FOLDER] += len(folders)
+            return
+
+
+def open_photo(photo: Path | str) -> Image.Image:
+    """Read the photo at a path or an address, or on standard input, which is `-`.
+
+    Raises:
+        ImageError: There is no photo that can be read.
+    """
+    from captioner.data.images import open_image
+
+    if photo == STANDARD_INPUT:
+        content = sys.stdin.buffer.read()
+        if not content:
+            raise ImageError("standard input is empty; send a photo: captioner caption - < PHOTO")
+        return open_image(content)
+    if isinstance(photo, Path):
+        return open_image(photo)
+    from captioner.data.download import fetch_image
+
+    # The user chose the address, so it may be one of the user's own network.
+    content = fetch_image(photo, MAX_DOWNLOAD_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+    return open_image(content)
+
+
+def is_address(name: str) -> bool:
+    """Return whether an argument is an address by its name."""
+    return "://" in name and not os.path.exists(name)
+
+
+def is_page(name: str) -> bool:
+    """Return whether an argument is a page of HTML or Markdown by its name."""
+    return Path(name).suffix.lower() in _PAGES and not os.path.isdir(name)
+
+
+def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
+    """Return why an argument cannot be a photo by its name; None if it may be one."""
+    suffix = Path(name).suffix.lower()
+    if is_address(name):
+        if not name.lower().startswith(("http://", "https://")):
+            return "is an address that is not fetched; captioner batch reads those of fsspec"
+        if not allow_urls:
+            return (
+                "is an address; --allow-urls fetches it (or: curl -L ADDRESS | captioner caption -)"
+            )
+    elif is_page(name) and not allow_pages:
+        return "is a page; to fill in the texts of its images add --write html"
+    elif suffix in (*_LISTS, ".tar") and os.path.isfile(name):
+        return f"is a list or an archive; captioner batch {name} --output DIR reads such files"
+    elif suffix in _ARCHIVES and os.path.isfile(name):
+        return "is an archive, not a photo; unpack it and give its folder"
+    return None
