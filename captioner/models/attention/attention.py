@@ -349,8 +349,9 @@ class Attention(nn.Module):
         bias = self.window(query, memory.grid, position)
         if bias is not None:
             scores = scores + bias.unsqueeze(1)
-        # The window's Gaussian prefers cells as scores do.
-        return scores.masked_fill(scores > -torch.inf, 0.0) if memory.at_random else scores
+        if memory.at_random:  # all cells of the window alike, also those that its Gaussian prefers
+            scores = scores.masked_fill(scores > -torch.inf, 0.0)
+        return scores
 
 
 def smoothed(grid: Grid, weight: float) -> Tensor:

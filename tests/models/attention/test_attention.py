@@ -45,25 +45,6 @@ def random_query(beams: int = K) -> Tensor:
     return torch.randn(B, beams, H, dtype=torch.double)
 
 
-def test_map_entropy_and_context_are_the_papers_in_a_plain_loop() -> None:
-    torch.manual_seed(1)
-    scores = 3 * torch.randn(B, K, L, dtype=torch.double)
-    values = torch.randn(B, L, D, dtype=torch.double)
-    attended = SoftSelect(AttentionConfig())(scores, values)
-    for b in range(B):
-        for k in range(K):
-            expected = plain.softmax(scores[b, k].tolist())
-            assert attended.weights[b, k].tolist() == pytest.approx(expected, rel=1e-12)
-            entropy = -sum(share * math.log(share) for share in expected)
-            assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
-            for d in range(D):
-                context = sum(expected[i] * values[b, i, d].item() for i in range(L))
-                assert attended.context[b, k, d].item() == pytest.approx(context, abs=1e-12)
-    assert attended.cells is None
-    assert attended.beta is None
-    assert attended.log_prob.tolist() == [[0.0] * K] * B
-
-
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()

@@ -127,15 +127,13 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
     assert soft[1].any()
 
 
-# --- temperature ----------------------------------------------------------------------------------
+# --- the map ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "build",
-    [SoftSelect, HardSelect],
-)
+@pytest.mark.parametrize("build", [SoftSelect, HardSelect])
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
-def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -> None:
+def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float) -> None:
+    """Equations 5, 6 and 13, after a division by the temperature."""
     scores, values = random_scores()
     select: Select = build(AttentionConfig(temperature=temperature)).eval()
     attended = select(scores, values)
@@ -144,9 +142,13 @@ def test_scores_are_divided_by_the_temperature(build: Any, temperature: float) -
         assert attended.weights[b, k].tolist() == pytest.approx(shares, rel=1e-12)
         entropy = -sum(share * math.log(share) for share in shares)
         assert attended.entropy[b, k].item() == pytest.approx(entropy, rel=1e-12)
+        context, log_prob = plain.expectation(shares, values[b].tolist()), 0.0
         if attended.cells is not None:
-            found = attended.log_prob[b, k].item()
-            assert found == pytest.approx(math.log(max(shares)), rel=1e-12)
+            context = values[b, attended.cells[b, k]].tolist()
+            log_prob = math.log(max(shares))
+        assert attended.context[b, k].tolist() == pytest.approx(context, abs=1e-12)
+        assert attended.log_prob[b, k].item() == pytest.approx(log_prob, rel=1e-12)
+    assert (attended.cells is None) == (build is SoftSelect)
 
 
 # --- hard_attention_mode --------------------------------------------------------------------------

@@ -32,6 +32,7 @@ L = ROWS * COLUMNS
 
 def random_decoder(
     *,
+    dim: int = D,
     layers: int = LAYERS,
     grid_heads: int = HEADS,
     select: Any = lambda: SoftSelect(AttentionConfig()),
@@ -43,16 +44,16 @@ def random_decoder(
     def attend(context_dim: int | None = None) -> Attention:
         return Attention(
             DotScore(
-                AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=D
+                AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=dim
             ),
             GlobalWindow(AttentionConfig(), query_dim=H),
             select(),
-            values=HeadValues(feature_dim=D, context_dim=H, heads=grid_heads),
+            values=HeadValues(feature_dim=dim, context_dim=H, heads=grid_heads),
         )
 
     shape = {"hidden_dim": H, "heads": HEADS, "feedforward_dim": F, "layers": layers}
     config = DecoderConfig(**{"dropout": 0.1, **shape, **settings})
-    decoder = TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=D)
+    decoder = TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=dim)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -71,15 +72,9 @@ def random_tokens(photos: int = 3, words: int = 6) -> Tensor:
 
 
 def join(target: nn.MultiheadAttention, layers: list[nn.Linear], output: nn.Linear) -> None:
-    """Query, key and value as torch keeps them, in one matrix or in three."""
-    weights = [layer.weight for layer in layers]
-    if target.in_proj_weight is None:
-        named = (target.q_proj_weight, target.k_proj_weight, target.v_proj_weight)
-        for parameter, weight in zip(named, weights, strict=True):
-            parameter.copy_(weight)
-    else:
-        target.in_proj_weight.copy_(torch.cat(weights))
+    """Query, key and value as torch keeps them, in one matrix; ours may have no bias."""
     biases = [torch.zeros(H) if layer.bias is None else layer.bias for layer in layers]
+    target.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
     target.in_proj_bias.copy_(torch.cat(biases))
     target.out_proj.load_state_dict(output.state_dict())
 
@@ -94,16 +89,8 @@ def torchs_own(decoder: TransformerDecoder, *, pre_norm: bool) -> nn.Transformer
         target: Any = other
         words, cells = own.self_attention, own.attention
         join(target.self_attn, [words.query, words.key, words.value], words.output)
-        target.multihead_attn = nn.MultiheadAttention(
-            H, HEADS, kdim=D, vdim=D, batch_first=True
-        ).double()
-        values = nn.Linear(D, H).double()  # ours are of size D; torch's of size H
-        join(
-            target.multihead_attn,
-            [cells.score.query, cells.score.key, values],
-            nn.Linear(H, H).double(),
-        )
-        wide(target.multihead_attn, cells.values)
+        projections = [cells.score.query, cells.score.key, cells.values.value]
+        join(target.multihead_attn, projections, cells.values.output)
         target.linear1.load_state_dict(own.feedforward[0].state_dict())
         target.linear2.load_state_dict(own.feedforward[3].state_dict())
         for number, norm_of_part in enumerate((target.norm1, target.norm2, target.norm3)):
@@ -114,27 +101,12 @@ def torchs_own(decoder: TransformerDecoder, *, pre_norm: bool) -> nn.Transformer
     return theirs
 
 
-def wide(target: nn.MultiheadAttention, values: HeadValues) -> None:
-    """Our values of size D / heads a head, in torch's of size H / heads, padded with zeros."""
-    ours, theirs = D // values.heads, H // values.heads
-    target.v_proj_weight.zero_()
-    target.in_proj_bias[2 * H :].zero_()
-    target.out_proj.weight.zero_()
-    for head in range(values.heads):
-        own = slice(head * ours, (head + 1) * ours)
-        room = slice(head * theirs, head * theirs + ours)
-        target.v_proj_weight[room] = values.value.weight[own]
-        target.in_proj_bias[2 * H :][room] = values.value.bias[own]
-        target.out_proj.weight[:, room] = values.output.weight[:, own]
-    target.out_proj.bias.copy_(values.output.bias)
-
-
 @pytest.mark.parametrize("pre_norm", [True, False])
 @torch.no_grad()
 def test_it_is_torchs_own_decoder_with_the_same_weights(pre_norm: bool) -> None:
-    decoder = random_decoder(pre_norm=pre_norm)
+    decoder = random_decoder(pre_norm=pre_norm, dim=H)
     theirs = torchs_own(decoder, pre_norm=pre_norm)
-    grid, tokens = random_grid(), random_tokens()
+    grid, tokens = random_grid(dim=H), random_tokens()
     positions = sinusoidal_positions(torch.arange(6), H).double()
     words = decoder.embedding(tokens) * math.sqrt(H) + positions
     mask = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.double)

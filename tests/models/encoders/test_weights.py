@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -183,11 +184,6 @@ for weights in sys.argv[1:]:
 
 def test_timm_weights_are_pinned_by_a_revision_of_the_hub(tmp_path: Path) -> None:
     """With a cache of the Hub that holds two revisions, and no network."""
-    import json
-
-    import timm
-    from safetensors.torch import save_file
-
     hub = tmp_path / "models--timm--test_resnet.r160_in1k"
     network = timm.create_model("test_resnet")
     config = {"architecture": "test_resnet", "pretrained_cfg": network.pretrained_cfg}
@@ -197,7 +193,7 @@ def test_timm_weights_are_pinned_by_a_revision_of_the_hub(tmp_path: Path) -> Non
         state = {
             name: torch.full_like(value, factor) for name, value in network.state_dict().items()
         }
-        save_file(state, folder / "model.safetensors")
+        safetensors.torch.save_file(state, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(config, default=str))
     (hub / "refs").mkdir()
     (hub / "refs" / "main").write_text(REVISION[::-1])
