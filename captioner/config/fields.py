@@ -134,7 +134,9 @@ def settings_from(kind: type[SettingsT], values: Any, prefix: str) -> SettingsT:
     Raises:
         ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
     """
-    if isinstance(values, kind):
+    if values is None:  # of a section without lines below
+        values = {}
+    elif isinstance(values, kind):
         values = vars(values)
     if not isinstance(values, dict):
         raise ConfigError(

@@ -258,8 +258,7 @@ def from_sections(config_class: type[ConfigT], sections: Any) -> ConfigT:
         elif section not in kinds:
             raise ConfigError(f"{section}: no such section; use one of {', '.join(kinds)}")
     found = {
-        name: settings_from(kind, {} if sections.get(name) is None else sections[name], f"{name}.")
-        for name, kind in kinds.items()
+        name: settings_from(kind, sections.get(name), f"{name}.") for name, kind in kinds.items()
     }
     return config_class(**found)
 
