@@ -15,7 +15,6 @@ from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     HardSelect,
     Select,
     SoftSelect,
@@ -106,22 +105,6 @@ def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
         torch.testing.assert_close(attended.entropy, torch.special.entr(expected).sum(-1))
         attended.entropy.sum().backward()
         assert torch.isfinite(query.grad).all()
-
-
-@pytest.mark.parametrize(
-    "window",
-    [local_p(1e6), MonotonicWindow(AttentionConfig(radius=L, words=5), query_dim=H)],
-    ids=["local_p", "local_m"],
-)
-def test_a_window_over_everything_is_the_global_one(window: Window) -> None:
-    grid, query = random_grid(), random_query()
-    everywhere = attention(GlobalWindow(AttentionConfig(), query_dim=H))
-    expected = everywhere(query, everywhere.prepare(grid), 0)
-    module = attention(window)
-    for position in (0, 2, 9):
-        attended = module(query, module.prepare(grid), position)
-        torch.testing.assert_close(attended.weights, expected.weights, rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(attended.context, expected.context, rtol=1e-9, atol=1e-9)
 
 
 def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
