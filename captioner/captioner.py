@@ -45,41 +45,34 @@ class Captioner:
     'two dogs run through the snow'
 
     Args:
+        model: The model, or the folder that `engine` has loaded it from.
         device: A `torch.device`, or auto, cpu, cuda or cuda:N.
         precision: Number format of the encoder, which does most of the work; the decoder computes
             in float32. On many CPUs bfloat16 is slower.
         calibrator: Gives captions their confidence.
+        engine: What computes; None is PyTorch on the device.
 
     Raises:
-        ConfigError: The device cannot be used, or there is no such precision.
+        ConfigError: The device cannot be used.
     """
 
     def __init__(
         self,
-        model: CaptionModel,
+        model: CaptionModel | Path,
         config: ModelConfig,
         vocabulary: Vocabulary,
         device: torch.device | str = "cpu",
         precision: Precision = "float32",
         calibrator: Calibrator | None = None,
+        *,
+        engine: Engine | None = None,
     ) -> None:
-        import torch
+        if engine is None:
+            from captioner.engines.pytorch import TorchEngine
 
-        from captioner.engines.pytorch import TorchEngine
-
-        dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        engine = TorchEngine(model, choose_device(str(device)), dtype)
-        self._initialize(engine, model, config, vocabulary, calibrator)
-
-    def _initialize(
-        self,
-        engine: Engine,
-        saved: Path | CaptionModel,
-        config: ModelConfig,
-        vocabulary: Vocabulary,
-        calibrator: Calibrator | None,
-    ) -> None:
-        self.engine, self._saved = engine, saved
+            assert not isinstance(model, Path)
+            engine = TorchEngine(model, choose_device(str(device)), precision)
+        self.engine, self._saved = engine, model
         self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator
         self.transform = image_transform(config.preprocess)
 
@@ -91,7 +84,7 @@ class Captioner:
     @property
     def dtype(self) -> Any:
         """Number format of the encoder: a `torch.dtype`, or without PyTorch a NumPy dtype."""
-        return getattr(self.engine, "dtype", np.dtype(np.float32))
+        return self.engine.dtype
 
     @property
     def model(self) -> CaptionModel:
@@ -148,9 +141,13 @@ class Captioner:
         chosen, config, vocabulary = open_engine(
             folder, engine=engine, device=device, precision=precision
         )
-        captioner = cls.__new__(cls)
-        captioner._initialize(chosen, folder, config, vocabulary, read_calibrator(folder))
-        return captioner
+        calibrator = None
+        if CALIBRATOR in file_sums(folder):
+            try:
+                calibrator = Calibrator.from_json((folder / CALIBRATOR).read_bytes())
+            except CheckpointError as error:
+                raise CheckpointError(f"{folder}: {error}") from None
+        return cls(folder, config, vocabulary, calibrator=calibrator, engine=chosen)
 
     def __repr__(self) -> str:
         model = self._saved.name if isinstance(self._saved, Path) else "a model"
@@ -446,17 +443,3 @@ class Captioner:
         return Caption.from_hypothesis(
             hypothesis, words, geometry, (grid.height, grid.width), **more
         )
-
-
-def read_calibrator(folder: Path) -> Calibrator | None:
-    """Return the calibrator of a verified model folder; None where it has none.
-
-    Raises:
-        CheckpointError: The file is no calibrator.
-    """
-    if CALIBRATOR not in file_sums(folder):
-        return None
-    try:
-        return Calibrator.from_json((folder / CALIBRATOR).read_bytes())
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None

@@ -36,6 +36,7 @@ class Engine(Protocol):
 
     name: ClassVar[str]  # `torch` or `runtime`
     device: Any  # a `torch.device`, or a `graphs.CPU`
+    dtype: Any  # of the encoder: a `torch.dtype`, or NumPy's
     decoder: Any  # a `generation.arrays.StepDecoder`
     search_graphs: Any  # CUDA graphs of the search on a GPU, else None
 
@@ -107,10 +108,7 @@ def open_engine(
         return GraphEngine(folder, config, description), config, vocabulary
     if "torch" not in sys.modules:  # threads that wait sleep instead of spinning
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
     from captioner.engines.pytorch import TorchEngine
 
     model, config, vocabulary = load_model(folder)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return TorchEngine(model, tried or choose_device(device), dtype), config, vocabulary
+    return TorchEngine(model, tried or choose_device(device), precision), config, vocabulary

@@ -82,6 +82,7 @@ class GraphEngine:
 
     name: ClassVar[str] = "runtime"
     device = CPU()
+    dtype = np.dtype(np.float32)
     search_graphs = None
 
     def __init__(self, folder: Path, config: ModelConfig, description: dict[str, Any]) -> None:

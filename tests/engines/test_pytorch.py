@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from captioner.engines.pytorch import inference_copy
+from captioner.engines.pytorch import TorchEngine
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.model import CaptionModel, Encoder
 
 
-def test_an_inference_copy_leaves_the_model_as_it_is() -> None:
+def test_the_engine_s_copy_leaves_the_model_as_it_is() -> None:
     decoder: Any = nn.Dropout()
     model = CaptionModel(
         Encoder(build_backbone("efficientnet_lite2"), trainable_from="blocks.5"), decoder
     ).train()
     types, modes = zip(*((type(m), m.training) for m in model.modules()), strict=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    fused = inference_copy(model, "cpu", torch.bfloat16)
+    fused = TorchEngine(model, torch.device("cpu"), "bfloat16").model
     assert [type(m) for m in model.modules()] == list(types)
     assert [m.training for m in model.modules()] == list(modes)
     for name, value in model.state_dict().items():
