@@ -16,7 +16,7 @@ from benchmarks.step import SIZE, VOCABULARY, D, L, build_decoder
 from benchmarks.timing import Apart, Table, in_turns, peak_memory_mib
 from captioner.checkpoint import GRAPHS, WEIGHTS
 from captioner.engines.graphs import Graph, GraphDecoder
-from captioner.export import decoder_graphs, weight_places
+from captioner.export import graphs_of_decoder, weight_places
 from captioner.generation import SearchOptions, search
 from captioner.generation.beam_search import END
 from captioner.models.decoders.lstm import LSTMDecoder
@@ -124,9 +124,9 @@ def _runtime(photos: int, batch: int) -> Callable[[], list[list[int]]]:
         save_file(holder.state_dict(), weights)
         example = Grid(grids[:2], 14, 14)
         places = weight_places(holder, weights)
-        files, description = decoder_graphs(holder["decoder"], example, places)
-        for name, content in files.items():
-            (Path(folder) / name).write_bytes(content)
+        graphs, description = graphs_of_decoder(holder["decoder"], example)
+        for name, graph in zip(GRAPHS[1:], graphs, strict=True):
+            (Path(folder) / name).write_bytes(graph.to_onnx(places))
         prepare, step = (Graph(Path(folder) / name) for name in GRAPHS[1:])
         decoder = GraphDecoder(prepare, step, "argmax", description)
     return lambda: _search(decoder, grids.numpy(), batch)

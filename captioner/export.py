@@ -13,7 +13,6 @@ Batch, beams and words so far may have any size; that of the images is the model
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -21,7 +20,7 @@ import logging
 import math
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,7 +33,6 @@ from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.log import progress_bar
 from captioner.models.attention.attention import Attention, HardSelect
 from captioner.models.decoders.base import Decoder
-from captioner.models.model import CaptionModel
 from captioner.types import AttentionOutput, Grid
 
 OPSET = 20
@@ -51,73 +49,49 @@ def export_graphs(folder: Path) -> None:
         CheckpointError: The folder is damaged or cannot be written.
         CaptionerError: A library is missing, or the model has a part that ONNX cannot express.
     """
-    model, config, _ = load_model(folder)
-    size = (config.preprocess.height_px, config.preprocess.width_px)
-    add_files(folder, graph_files(model, size, folder / WEIGHTS))
-
-
-def graph_files(
-    model: CaptionModel, size_px: tuple[int, int], weights_file: Path
-) -> dict[str, bytes]:
-    """Return the content of the graphs and of their description.
-
-    Args:
-        model: The model with the weights of the file.
-        size_px: Height and width of its images.
-        weights_file: The safetensors file whose places the graphs name.
-
-    Raises:
-        CaptionerError: As in `export_graphs`.
-    """
     with needs_extra("the export", "train"):
         import onnx
         import onnxscript  # noqa: F401  (torch's exporter needs it)
-    model = copy.deepcopy(model).cpu().float().eval()
-    places = weight_places(model, weights_file)
-    with torch.no_grad(), progress_bar(total=len(GRAPHS), desc="graphs", unit="graph") as bar:
-        images = torch.rand(2, 3, *size_px)
+    model, config, _ = load_model(folder)
+    weights = folder / WEIGHTS
+    places = weight_places(model, weights)
+    with torch.no_grad():
+        images = torch.rand(2, 3, config.preprocess.height_px, config.preprocess.width_px)
         grid = model.encoder(images)
-
-        def encode(given: Iterator[Tensor]) -> Sequence[Tensor]:
-            return _tensors(model.encoder.grid_of(model.encoder.backbone(next(given))))
-
-        encoder = _Graph(encode, encoder=model.encoder)
-        files = {GRAPHS[0]: _onnx(encoder, {"images": images}, _grid_names(grid), places)}
-        bar.update()
-        decoder_files, description = decoder_graphs(model.decoder, grid, places, bar.update)
-    files |= decoder_files
+        encoder = _Graph(
+            lambda given: _tensors(model.encoder.grid_of(model.encoder.backbone(next(given)))),
+            {"images": images},
+            _grid_names(grid),
+            encoder=model.encoder,
+        )
+        decoder_graphs, description = graphs_of_decoder(model.decoder, grid)
+        graphs = zip(GRAPHS, (encoder, *decoder_graphs), strict=True)
+        with progress_bar(graphs, total=len(GRAPHS), desc="graphs", unit="graph") as bar:
+            files = {name: graph.to_onnx(places) for name, graph in bar}
     description = {
         "format": FORMAT,
         "opset": OPSET,
         "made_with": {"torch": torch.__version__, "onnx": onnx.__version__},
-        "weights_sha256": hashlib.sha256(weights_file.read_bytes()).hexdigest(),
+        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
         **description,
     }
     files[DESCRIPTION] = (json.dumps(description, indent=1) + "\n").encode()
-    return files
+    add_files(folder, files)
 
 
 @torch.no_grad()
-def decoder_graphs(
-    decoder: Decoder, grid: Grid, places: Places, exported: Callable[[], Any] = lambda: None
-) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the graphs of a decoder, and their part of the description.
+def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Graph], dict[str, Any]]:
+    """Return the graphs of a decoder, to prepare and to step, and their part of the description.
 
     Args:
         decoder: In float32 and evaluation mode; its hard attention is replaced.
         grid: An example, of two images.
-        places: Where its weights are, by the names `decoder.NAME`.
-        exported: Called after each graph.
-
-    Raises:
-        CaptionerError: The decoder has a part that ONNX cannot express.
     """
     choice = _Choice()
     _replace_hard_attention(decoder, choice)
     memory = decoder.prepare(grid)
     memory_names = _names("memory", memory)
     state_names = _names("state", decoder.start(memory))
-    prepare_inputs = dict(zip(_grid_names(grid), _tensors(grid), strict=True))
     # Sizes that all differ, or the exporter might equate them: two images, three beams, four words.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
@@ -132,30 +106,36 @@ def decoder_graphs(
     step_inputs |= dict(zip(state_names, _tensors(state), strict=True))
     step_inputs |= dict(zip(memory_names, _tensors(memory), strict=True))
     attention = [name for name in ATTENTION if getattr(attended, name) is not None]
-    step_outputs = ["logits", *attention, *(f"next_{name}" for name in state_names)]
 
-    def prepare(given: Iterator[Tensor]) -> Sequence[Tensor]:
+    def prepare(given: Iterator[Tensor]) -> list[Tensor]:
         prepared = decoder.prepare(_filled(grid, given))
-        return _copies([*_tensors(prepared), *_tensors(decoder.start(prepared))])
+        return [*_tensors(prepared), *_tensors(decoder.start(prepared))]
 
-    def step(given: Iterator[Tensor]) -> Sequence[Tensor]:
+    def step(given: Iterator[Tensor]) -> list[Tensor]:
         tokens, position = next(given), next(given)
         if choice.layers:
             choice.noise, choice.expectation = list(next(given).unbind(0)), next(given)
         before = _filled(state, given, position=position)
         prepared = _filled(memory, given)
         logits, attended, after = decoder.step(tokens, before, prepared)
-        return _copies([logits, *(getattr(attended, name) for name in attention), *_tensors(after)])
+        return [logits, *(getattr(attended, name) for name in attention), *_tensors(after)]
 
-    files = {}
-    for name, function, inputs, outputs in (
-        (GRAPHS[1], prepare, prepare_inputs, [*memory_names, *state_names]),
-        (GRAPHS[2], step, step_inputs, step_outputs),
-    ):
-        files[name] = _onnx(_Graph(function, decoder=decoder), inputs, outputs, places)
-        exported()
+    graphs = (
+        _Graph(
+            prepare,
+            dict(zip(_grid_names(grid), _tensors(grid), strict=True)),
+            [*memory_names, *state_names],
+            decoder=decoder,
+        ),
+        _Graph(
+            step,
+            step_inputs,
+            ["logits", *attention, *(f"next_{name}" for name in state_names)],
+            decoder=decoder,
+        ),
+    )
     positions = getattr(decoder, "positions", None)  # of a decoder that learns them
-    return files, {
+    return graphs, {
         "grid": [grid.height, grid.width],
         "hard_attention": [choice.layers, choice.heads],
         "max_words": positions.num_embeddings if isinstance(positions, nn.Embedding) else None,
@@ -163,23 +143,68 @@ def decoder_graphs(
 
 
 class _Graph(nn.Module):
-    """A function from tensors to tensors as a module, with the parts whose weights it uses."""
+    """A function from tensors to tensors that can be exported.
+
+    Args:
+        compute: The function.
+        inputs: Examples of what it takes, by name.
+        outputs: Names of what it returns.
+        parts: Modules whose weights it uses, by the beginning of their names.
+    """
 
     def __init__(
-        self, compute: Callable[[Iterator[Tensor]], Sequence[Tensor]], **parts: nn.Module
+        self,
+        compute: Callable[[Iterator[Tensor]], list[Tensor]],
+        inputs: dict[str, Tensor],
+        outputs: list[str],
+        **parts: nn.Module,
     ) -> None:
         super().__init__()
-        self.compute = compute
+        self.compute, self.inputs, self.outputs = compute, inputs, outputs
         for name, part in parts.items():
             self.add_module(name, part)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.compute(iter(tensors)))
+        # Copies: an output that is an input too, or two outputs, would share one name.
+        return tuple(output.clone() for output in self.compute(iter(tensors)))
 
+    def to_onnx(self, places: Places) -> bytes:
+        """Return an ONNX file whose weights are places in another.
 
-def _copies(outputs: list[Tensor]) -> list[Tensor]:
-    """Copy outputs: one that is an input too, or two outputs, would share one name."""
-    return [output.clone() for output in outputs]
+        Raises:
+            CaptionerError: The module has a part that cannot be exported.
+        """
+        shapes = _dynamic(self.inputs)
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        logging.getLogger("onnxscript").setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                exported = torch.onnx.export(
+                    self,
+                    tuple(self.inputs.values()),
+                    dynamo=True,
+                    optimize=False,  # it would fold weights into others
+                    verbose=False,
+                    external_data=False,
+                    opset_version=OPSET,
+                    input_names=list(self.inputs),
+                    output_names=self.outputs,
+                    dynamic_shapes=(tuple(shapes),),  # of `*tensors`
+                )
+            except torch.onnx.OnnxExporterError as error:
+                reason = error_summary(error.__cause__ or error, part="line")
+                raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
+        assert exported is not None
+        proto = exported.model_proto
+        for graph_input, sizes in zip(proto.graph.input, shapes, strict=True):
+            dims = graph_input.type.tensor_type.shape.dim
+            if not all(dims[place].dim_param for place in sizes):
+                raise CaptionerError(
+                    f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
+                )
+        _refer_to_file(proto, places)
+        return proto.SerializeToString()
 
 
 # --- hard attention -------------------------------------------------------------------------------
@@ -247,23 +272,23 @@ def _parts(value: Any) -> dict[str, Any]:
     return dict(zip(names, value, strict=True))
 
 
-def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the paths and the tensors in a value, without those that have no numbers."""
-    if isinstance(value, Tensor) and value.shape[-1]:
-        yield path, value
+def _walk(value: Any, path: str = "") -> dict[str, Tensor]:
+    """Return the tensors in a value by their paths, in order, without empty ones."""
+    if isinstance(value, Tensor):
+        return {path: value} if value.shape[-1] else {}
+    found: dict[str, Tensor] = {}
     for name, part in _parts(value).items():
         if name != "position":  # an input of its own
-            yield from _walk(part, f"{path}_{name}")
+            found |= _walk(part, f"{path}_{name}")
+    return found
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a nested value, in order."""
-    return [tensor for _, tensor in _walk(value)]
+    return list(_walk(value).values())
 
 
 def _names(prefix: str, value: Any) -> list[str]:
-    """Return a name for each of these tensors."""
-    return [f"{prefix}{path}" for path, _ in _walk(value)]
+    return [f"{prefix}{path}" for path in _walk(value)]
 
 
 def _grid_names(grid: Grid) -> list[str]:
@@ -303,47 +328,6 @@ def weight_places(model: nn.Module, file: Path) -> Places:
     }
     pointers = {name: value.data_ptr() for name, value in state.items()}
     return {name: by_pointer[each] for name, each in pointers.items() if each in by_pointer}
-
-
-def _onnx(
-    module: _Graph, inputs: dict[str, Tensor], outputs: Sequence[str], places: Places
-) -> bytes:
-    """Return an ONNX file, the weights of which are places in another.
-
-    Raises:
-        CaptionerError: The module has a part that cannot be exported.
-    """
-    shapes = _dynamic(inputs)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    logging.getLogger("onnxscript").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            exported = torch.onnx.export(
-                module,
-                tuple(inputs.values()),
-                dynamo=True,
-                optimize=False,  # it would fold weights into others
-                verbose=False,
-                external_data=False,
-                opset_version=OPSET,
-                input_names=list(inputs),
-                output_names=list(outputs),
-                dynamic_shapes=(tuple(shapes),),  # of `*tensors`
-            )
-        except torch.onnx.OnnxExporterError as error:
-            reason = error_summary(error.__cause__ or error, part="line")
-            raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
-    assert exported is not None
-    proto = exported.model_proto
-    for graph_input, sizes in zip(proto.graph.input, shapes, strict=True):
-        dims = graph_input.type.tensor_type.shape.dim
-        if not all(dims[place].dim_param for place in sizes):
-            raise CaptionerError(
-                f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
-            )
-    _refer_to_file(proto, places)
-    return proto.SerializeToString()
 
 
 def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:

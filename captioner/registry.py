@@ -6,14 +6,14 @@ are first used, so that reading settings or printing help imports neither torch 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from pkgutil import resolve_name
 from typing import Any
 
 from captioner.errors import ConfigError
 
 
-class Registry(Mapping[str, Any]):
+class Registry(UserDict[str, Any]):
     """Implementations by name.
 
     Args:
@@ -22,28 +22,14 @@ class Registry(Mapping[str, Any]):
     """
 
     def __init__(self, key: str, entries: dict[str, str]) -> None:
+        super().__init__(entries)
         self.key = key
-        self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> Any:
-        """Import and return the implementation.
-
-        Raises:
-            ConfigError: There is none of this name.
-        """
-        if name not in self._entries:
-            raise ConfigError(f"{self.key}: there is no '{name}'; use {', '.join(self._entries)}")
-        module, _, attribute = self._entries[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        """Import and return the implementation; a ConfigError if there is none of this name."""
+        if name not in self:
+            raise ConfigError(f"{self.key}: there is no '{name}'; use {', '.join(self)}")
+        return resolve_name(self.data[name])
 
 
 SCORES = Registry(

@@ -10,14 +10,15 @@ import os
 import shutil
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
+from filelock import FileLock
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
@@ -91,14 +92,17 @@ class GraphEngine:
         if folder.parent == MODELS:  # others change with every training
             cache = _cache_folder(folder.name, description["weights_sha256"])
         encoder, prepare, step = (folder / name for name in GRAPHS)
-        self._encoder = Graph(encoder, cache, streams=min(_ENCODED_AT_ONCE, usable_cores()))
+        self._at_once = min(_ENCODED_AT_ONCE, usable_cores())
+        self._encoder = Graph(encoder, cache, streams=self._at_once)
         self._encoder.require({"images"}, {"features"})
         self.decoder = GraphDecoder(
             Graph(prepare, cache), Graph(step, cache), config.attention.at_test, description
         )
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
-        found = list(self._encoder.map({"images": image[None]} for image in images))
+        with ThreadPoolExecutor(self._at_once) as threads:
+            inputs = ({"images": image[None]} for image in images)
+            found = list(threads.map(self._encoder, inputs))
         joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
 
@@ -261,14 +265,14 @@ class Graph:
 
     Args:
         cache: Folder for what was compiled, to start faster the next time; None for none.
-        streams: How many items `map` computes at once; they share the threads.
+        streams: How many calls are computed at once; they share the cores.
 
     Raises:
         CheckpointError: It is no ONNX graph that OpenVINO can compute. Its methods raise that too.
     """
 
     def __init__(self, path: Path, cache: Path | None = None, *, streams: int = 1) -> None:
-        self.path, self._streams = path, streams
+        self.path = path
         core = _import_openvino().Core()
         settings = {
             "NUM_STREAMS": streams,
@@ -276,24 +280,22 @@ class Graph:
             "INFERENCE_NUM_THREADS": usable_cores(),
             "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
         }
+        compile_graph = partial(core.compile_model, path, "CPU")
         try:
             if cache is None:
                 _check_places(path)
-                self._compiled = core.compile_model(path, "CPU", settings)
+                self._compiled = compile_graph(settings)
             else:
-                from filelock import FileLock
-
-                with_cache = {**settings, "CACHE_DIR": str(cache)}
                 try:
                     # OpenVINO reads its cache through a memory map: a file that another process
                     # still writes would end this one by SIGBUS.
                     with FileLock(cache / ".lock", timeout=_CACHE_TIMEOUT_S):
-                        self._compiled = core.compile_model(path, "CPU", with_cache)
+                        self._compiled = compile_graph({**settings, "CACHE_DIR": str(cache)})
                 except OSError:  # not to be locked, or for long by another
-                    self._compiled = core.compile_model(path, "CPU", settings)
+                    self._compiled = compile_graph(settings)
                 except RuntimeError:  # a full disk, or a damaged cache
                     shutil.rmtree(cache, ignore_errors=True)
-                    self._compiled = core.compile_model(path, "CPU", settings)
+                    self._compiled = compile_graph(settings)
         except (RuntimeError, ValueError, OSError) as error:
             # OpenVINO's own messages are many lines about its source
             self._refuse(str(error) if isinstance(error, ValueError) else "")
@@ -318,26 +320,6 @@ class Graph:
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Compute; inputs that the graph does not use are left out."""
-        (found,) = self.map([inputs])
-        return found
-
-    def map(self, items: Iterable[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-        """Compute for each item in turn, as many at once as the graph has streams."""
-        running: deque[tuple[Any, list[np.ndarray]]] = deque()  # requests, and what they read
-        try:
-            for inputs in items:
-                if len(running) == self._streams:
-                    yield self._collect(running.popleft()[0])
-                running.append(self._start(inputs))
-            while running:
-                yield self._collect(running.popleft()[0])
-        finally:
-            for request, _ in running:  # left over after an error, which is the one to report
-                with suppress(RuntimeError):
-                    request.wait()  # its inputs must live until it has ended
-
-    def _start(self, inputs: dict[str, np.ndarray]) -> tuple[Any, list[np.ndarray]]:
-        """Start computing; return the request, and the arrays that it reads until it has ended."""
         try:
             request = self._idle_requests.pop()
         except IndexError:
@@ -347,18 +329,10 @@ class Graph:
                 np.asarray(next(inputs[name] for name in names if name in inputs), order="C")
                 for names in self._inputs
             ]
-            request.start_async(given, share_inputs=True)
+            request.infer(given, share_inputs=True)
+            results = [tensor.data.copy() for tensor in request.output_tensors]
         # An input that this model does not have, or shapes that do not fit together.
         except (StopIteration, RuntimeError, ValueError):
-            self._refuse()
-        return request, given
-
-    def _collect(self, request: Any) -> dict[str, np.ndarray]:
-        """Wait for a request; return copies of its outputs, as others use it next."""
-        try:
-            request.wait()
-            results = [tensor.data.copy() for tensor in request.output_tensors]
-        except (RuntimeError, ValueError):
             self._refuse()
         self._idle_requests.append(request)
         pairs = zip(self._outputs, results, strict=True)

@@ -26,7 +26,7 @@ from captioner.config import AttentionConfig, DecoderConfig, HardAttentionMode
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder
 from captioner.errors import CheckpointError
-from captioner.export import decoder_graphs, weight_places
+from captioner.export import graphs_of_decoder, weight_places
 from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.attention.attention import Memory
 from captioner.models.build import build_decoder
@@ -79,11 +79,10 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
     weights = {name: holder.state_dict()[name].to(dtype) for name in by_pointer.values()}
     save_file(weights, folder / "model.safetensors")
     example = Grid(torch.rand(2, ROWS * COLUMNS, D), ROWS, COLUMNS)
-    files, description = decoder_graphs(
-        decoder, example, weight_places(holder, folder / "model.safetensors")
-    )
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
+    places = weight_places(holder, folder / "model.safetensors")
+    graphs, description = graphs_of_decoder(decoder, example)
+    for name, graph in zip(GRAPHS[1:], graphs, strict=True):
+        (folder / name).write_bytes(graph.to_onnx(places))
     prepare, step = (Graph(folder / name) for name in GRAPHS[1:])
     return GraphDecoder(prepare, step, "argmax", description)
 
@@ -164,14 +163,15 @@ def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_g
     _, grid = grids()
     items = [{"features": np.asarray(grid.features[i % B, None]) * (1 + i)} for i in range(7)]
     one_by_one = [Graph(path)(item) for item in items]
+    threads = ThreadPoolExecutor(2)
     for _ in range(2):
-        for found, expected in zip(graph.map(iter(items)), one_by_one, strict=True):
+        for found, expected in zip(threads.map(graph, items), one_by_one, strict=True):
             assert found.keys() == expected.keys()
             for name, array in found.items():
                 assert np.array_equal(array, expected[name])
         wrong = [items[0], {"features": np.zeros((1, 2, 3, 4), np.float32)}, items[1]]
         with pytest.raises(CheckpointError, match="prepare.onnx"):
-            list(graph.map(wrong))
+            list(threads.map(graph, wrong))
 
 
 def test_a_graph_is_not_read_from_a_cache_that_another_process_fills(tmp_path: Path) -> None:
