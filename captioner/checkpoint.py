@@ -133,12 +133,12 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         CheckpointError: The folder is damaged, or the disk cannot hold it.
     """
-    verify(folder)
+    sums = verify(folder)
     with _replacing_folder(folder, keep=False) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
         for name, content in files.items():
             (temporary / name).write_bytes(content)
-        write_manifest(temporary, {*file_sums(folder), *files})
+        write_manifest(temporary, {*sums, *files})
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
@@ -258,8 +258,8 @@ def clean_run_folder(run: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def verify(folder: Path, *, needs_state: bool = False) -> None:
-    """Compare every file with the manifest's sums.
+def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
+    """Compare every file with the manifest's sums, and return them.
 
     Args:
         needs_state: Whether training state must be there, as in a run's checkpoint.
@@ -271,8 +271,8 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
     sums = file_sums(folder)
-    for name in (WEIGHTS, CONFIG, VOCABULARY, STATE):
-        if name not in sums and (needs_state or name != STATE):
+    for name in (WEIGHTS, CONFIG, VOCABULARY, *([STATE] if needs_state else ())):
+        if name not in sums:
             raise CheckpointError(f"{folder}: not complete, {name} is not in {MANIFEST}")
     for name, expected in sums.items():
         try:
@@ -289,6 +289,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> None:
                 "the model again, use another checkpoint, or undo the edit: captioner export makes "
                 "a model folder with other settings of the search"
             )
+    return sums
 
 
 def file_sums(folder: Path) -> dict[str, str]:

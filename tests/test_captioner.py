@@ -299,21 +299,6 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
 # ----------------------------------------------------------------------- the model, in and out
 
 
-def test_the_model_given_is_not_changed(paths: list[Path]) -> None:
-    model, config, vocabulary = tiny.model()
-    model.train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    modules = [(name, type(module)) for name, module in model.named_modules()]
-    Captioner(model, config, vocabulary).caption(paths[0])
-    assert [(name, type(module)) for name, module in model.named_modules()] == modules
-    assert model.training
-    after = model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    loss = model.encoder(torch.randn(2, 3, 64, 96)).features.sum()
-    loss.backward()
-
-
 def test_a_saved_model_captions_alike(
     captioner: Captioner, tiny_model: Path, paths: list[Path], tmp_path: Path
 ) -> None:

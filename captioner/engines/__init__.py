@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 
-from captioner.checkpoint import (
-    WEIGHTS,
-    file_sums,
-    load_config,
-    load_model,
-    load_vocabulary,
-    verify,
-)
+from captioner.checkpoint import WEIGHTS, load_config, load_model, load_vocabulary, verify
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
@@ -80,8 +73,7 @@ def choose_engine(
         tried = choose_device(device)
         on_cpu = on_cpu and tried.type == "cpu"
     if engine != "torch" and on_cpu:
-        verify(folder)
-        description = graph_description(folder, file_sums(folder)[WEIGHTS])
+        description = graph_description(folder, verify(folder)[WEIGHTS])
         if description is not None:
             return description, tried
         if engine == "runtime" and torch_is_installed():

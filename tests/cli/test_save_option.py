@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from programs import ProgramResult
 
+from captioner.cli import output_folder
 from captioner.visualization import caption_from_arrays
 
 Run = Callable[..., ProgramResult]
@@ -39,10 +41,13 @@ def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Pa
     assert [Path(line["image"]).name for line in again_told] == ["one.jpg", "two.png"]
 
 
-def test_a_caption_that_is_brought_gets_the_same_kinds(
-    run: Run, photos: list[Path], tmp_path: Path
+def test_pictures_drawn_by_other_processes_are_the_same(
+    run: Run, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = run("score", photos[0], "a red disc", "--output", "out", "--save", "html,npz")
-    assert outcome.code == 0, outcome.stderr
-    saved = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert saved == ["one.attention.html", "one.attention.npz"]
+    drawn = []
+    for folder, least in (("apart", 1), ("here", 100)):
+        monkeypatch.setattr(output_folder, "PROCESSES_FROM", least)
+        assert run("caption", *photos, "--output", folder, "--words").code == 0
+        drawn.append({p.name: p.read_bytes() for p in (tmp_path / folder).glob("*.png")})
+    assert len(drawn[0]) > 6
+    assert drawn[0] == drawn[1]

@@ -19,7 +19,7 @@ TEXT = "A red disc, on the table!"
 def test_a_caption_is_read_drawn_and_weighed(
     run: Run, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
-    options = ("--output", tmp_path / "out", "--words", "--json")
+    options = ("--output", tmp_path / "out", "--words", "--save", "html,npz", "--json")
     outcome = run("score", photo, TEXT, *options)
     assert outcome.code == 0
     assert outcome.stderr.splitlines() == ["read as unknown words: table"]
@@ -28,7 +28,9 @@ def test_a_caption_is_read_drawn_and_weighed(
     expected = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, TEXT)
     assert line["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-5)
     assert line["end_log_prob"] == pytest.approx(expected.end_log_prob, abs=1e-5)
-    assert len(line["pictures"]) == 1 + 6
+    kinds = [path.partition(".")[2] for path in line["pictures"]]
+    assert {"attention.png", "attention.html", "attention.npz"} < set(kinds)
+    assert len(kinds) == 3 + 6
     with Image.open(tmp_path / "out" / "photo.attention.png") as sheet:
         assert sheet.width > 500
 

@@ -238,14 +238,6 @@ def test_resuming_with_another_setting_is_refused_by_its_name(
     assert (run / "config.yaml").read_bytes() == before
 
 
-def assert_refused(outcome: ProgramResult, *told: str) -> None:
-    assert outcome.code == 2, outcome
-    assert "Traceback" not in outcome.stderr, outcome.stderr
-    assert outcome.stdout == ""
-    for word in told:
-        assert word in outcome.stderr
-
-
 def test_a_setting_on_the_command_line_goes_over_the_recipe(
     drawn_photos: Path, tmp_path: Path, programs: Programs
 ) -> None:
@@ -261,7 +253,9 @@ def test_a_setting_on_the_command_line_goes_over_the_recipe(
 
 def test_without_arguments_the_recipes_are_listed(commands: Commands) -> None:
     outcome = commands.run("captioner", "train")
-    assert_refused(outcome, "error: name a recipe with --config", "--data.root data/flickr8k")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "error: name a recipe with --config" in outcome.stderr
+    assert "--data.root data/flickr8k" in outcome.stderr
     lines = outcome.stderr.splitlines()
     assert lines[0] == "recipes:"
     assert {line.split()[0] for line in lines[1:] if line[:2] == "  "} == set(shipped_recipes())
