@@ -130,16 +130,6 @@ def test_sheets_and_words_are_drawn_as_png_under_the_photo_s_name(
     assert line["pictures"] == [f"out/{name}" for name in ("one.attention.png", *expected)]
 
 
-def test_an_output_that_cannot_be_written_is_said_before_the_first_caption(
-    caption: Caption, photos: list[Path], tmp_path: Path
-) -> None:
-    (tmp_path / "out").write_text("mine")
-    outcome = caption(*photos, "--output", "out")
-    assert "out" in outcome.sentence()
-    assert outcome.stdout == ""
-    assert (tmp_path / "out").read_text() == "mine"
-
-
 def test_a_plain_sheet_imports_only_what_it_needs(photo: Path, tmp_path: Path) -> None:
     """With a bundled model, whose graphs need no torch, which would take longer than the test."""
     script = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -58,13 +59,12 @@ def test_a_recipe_may_hold_what_an_option_gives(tiny_model: Path, tmp_path: Path
 def test_a_run_keeps_the_models_words_and_adds_new_ones(
     table: Path, tiny_model: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "RANK", "1"
-    )  # of several processes, the first alone adds graphs: for seconds
+    monkeypatch.setenv("RANK", "1")  # of several processes, the first alone adds graphs
     table.write_text(table.read_text().replace("field", "meadow"))
     run = tmp_path / "run"
-    options = ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
-    assert main([str(table), "--from", str(tiny_model), "--output", str(run), *options]) == 0
+    arguments = [str(table), "--from", str(tiny_model), "--output", str(run)]
+    arguments += ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
+    assert main(arguments) == 0
     captured = capsys.readouterr()
     assert (run / "best").is_dir()
     assert "held out for validation" in captured.err
@@ -74,10 +74,7 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     before, after = load_model(tiny_model)[2], load_model(run / "best")[2]
     assert after.words[: len(before.words)] == before.words
     assert "meadow" in after
-    resumed = ["--resume", "--train.epochs", "2"]
-    assert (
-        main([str(table), "--from", str(tiny_model), "--output", str(run), *options, *resumed]) == 0
-    )
+    assert main([*arguments, "--resume", "--train.epochs", "2"]) == 0
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
@@ -85,25 +82,12 @@ def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
     tiny_model: Path, tmp_path: Path, capsys
 ) -> None:
     root = tiny.draw_table(tmp_path / "photos")
-    recipe = tiny.recipe(
-        root,
-        tmp_path / "run",
-        train__start_from=str(tiny_model),
-        train__epochs=1,
-        decoder__hidden_dim=24,
-    )
+    other: dict[str, Any] = {"train__start_from": str(tiny_model), "decoder__hidden_dim": 24}
     with pytest.raises(ConfigError, match="another architecture") as caught:
-        train(recipe)
+        train(tiny.recipe(root, tmp_path / "run", **other))
     assert "captioner finetune" in str(caught.value)
-    recipe = tiny.recipe(
-        root,
-        tmp_path / "encoder",
-        train__start_from=str(tiny_model),
-        train__start_with="encoder",
-        train__epochs=1,
-        decoder__hidden_dim=24,
-    )
-    best = train(recipe)
+    other |= {"train__start_with": "encoder", "train__epochs": 1}
+    best = train(tiny.recipe(root, tmp_path / "encoder", **other))
     assert "café" not in load_model(best)[2], "the words are those of the captions alone"
     assert "weights taken" not in capsys.readouterr().err
 
