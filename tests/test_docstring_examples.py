@@ -8,7 +8,9 @@ from importlib import import_module
 import pytest
 
 
-@pytest.mark.parametrize("module", ["errors", "types", "data.tokenizer"])
+@pytest.mark.parametrize(
+    "module", ["errors", "types", "data.tokenizer", "cli.alt_text", "cli.suggestions"]
+)
 def test_examples_of_docstrings_hold(module: str) -> None:
     results = doctest.testmod(import_module(f"captioner.{module}"))
     assert results.attempted > 0

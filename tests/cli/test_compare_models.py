@@ -1,4 +1,4 @@
-"""`caption.py --compare`, and how hard attention is asked to look."""
+"""`caption.py --compare`, and how hard attention chooses its cells."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 from PIL import Image
 from programs import Commands
 
+from captioner import Captioner
+
 
 def test_one_sheet_has_a_row_a_model(
     commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
 ) -> None:
-    options = ["--device", "cpu", "--output", tmp_path / "out", "--json", "--paths", "3"]
-    outcome = commands.run(
-        "caption.py", photo, *options, "--compare", tiny_model, tiny_hard_model, cwd=tmp_path
-    )
+    compare = ["caption.py", photo, "--device", "cpu", "--compare", tiny_model, tiny_hard_model]
+    options = ["--output", tmp_path / "out", "--json", "--paths", "3"]
+    outcome = commands.run(*compare, *options, cwd=tmp_path)
     assert (outcome.code, outcome.stderr) == (0, "")
     soft, hard = map(json.loads, outcome.stdout.splitlines())
     assert (soft["model"], hard["model"]) == (str(tiny_model), str(tiny_hard_model))
@@ -27,29 +28,18 @@ def test_one_sheet_has_a_row_a_model(
     assert soft["pictures"] == [str(tmp_path / "out" / "photo.comparison.png")]
     with Image.open(soft["pictures"][0]) as sheet:
         assert sheet.height > 500
+    for model, line in ((tiny_model, soft), (tiny_hard_model, hard)):
+        alone = Captioner.from_pretrained(model, device="cpu").caption(photo)
+        assert line["caption"] == alone.text
+    assert commands.run(*compare, cwd=tmp_path).stdout.splitlines() == [
+        str(photo),
+        f"  {tiny_model}: {soft['caption']}",
+        f"  {tiny_hard_model}: {hard['caption']}",
+    ]
     # A second run over the folder captions the photo, not the picture of it.
     (tmp_path / "out" / "photo.jpg").write_bytes(photo.read_bytes())
     again = commands.run("caption.py", tmp_path / "out", "--checkpoint", tiny_model, cwd=tmp_path)
     assert again.stdout.count("\n") == 1
-
-
-def test_compared_captions_are_those_of_each_model_alone(
-    commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
-) -> None:
-    alone = [
-        commands.run("caption.py", photo, "--checkpoint", model, cwd=tmp_path)
-        .stdout.removeprefix(f"{photo}: ")
-        .strip()
-        for model in (tiny_model, tiny_hard_model)
-    ]
-    compared = commands.run(
-        "caption.py", photo, "--compare", tiny_model, tiny_hard_model, cwd=tmp_path
-    )
-    assert compared.stdout.splitlines() == [
-        str(photo),
-        f"  {tiny_model}: {alone[0]}",
-        f"  {tiny_hard_model}: {alone[1]}",
-    ]
 
 
 @pytest.mark.parametrize("at_test", ["argmax", "expectation", "sample"])
