@@ -89,7 +89,8 @@ class TextWriter:
             logger.info(f"{file}: no image that is here lacks an alternative text")
         if page.elsewhere:
             logger.info(f"{file}: images left that are no local files: {page.elsewhere}")
-        return [image for image in page.images if image not in set(known)]
+        known = set(known)
+        return [image for image in page.images if image not in known]
 
     def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
         """Write a photo's own files, keep its caption for the others, and return the files."""

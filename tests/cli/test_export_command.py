@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from programs import ProgramResult, Programs, Runs
+from programs import Programs
 
 from captioner.captioner import Captioner
-
-
-def export(commands: Runs, *arguments: object) -> ProgramResult:
-    return commands.run("captioner", "export", *arguments)
 
 
 def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     programs: Programs, tiny_model: Path, drawn_photos: Path, tmp_path: Path
 ) -> None:
     options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]
-    done = export(programs, tiny_model, tmp_path / "small", *options)
+    done = programs.run("captioner", "export", tiny_model, tmp_path / "small", *options)
     assert done.code == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'small'}\n"
     before, after = (
@@ -27,5 +23,4 @@ def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     small = Captioner.from_pretrained(tmp_path / "small", device="cpu")
     assert small.config.decoding.no_repeat_ngram == 2
     assert small.config.decoding.length_penalty == 0.5
-    photo = next(path for path in sorted(drawn_photos.iterdir()) if path.suffix != ".csv")
-    assert small.caption(photo).words
+    assert small.caption(drawn_photos / "00.jpg").words

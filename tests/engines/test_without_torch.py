@@ -53,7 +53,7 @@ def test_captions_and_pictures_are_made_without_torch(tmp_path: Path) -> None:
     done = command("caption", PHOTO, "--model", "hard", "--output", tmp_path, "--words", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["cells"]
-    assert (tmp_path / "grace_hopper.jpg.attention.png").is_file() or any(tmp_path.glob("*.png"))
+    assert (tmp_path / "grace_hopper.attention.png").is_file()
 
 
 def test_the_whole_interface_works_without_torch() -> None:
