@@ -6,7 +6,7 @@ Other scores are in `scores`, windows of some cells in `windows`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -39,8 +39,9 @@ class Memory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         parts: dict[str, Any] = {
-            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: value[index] for name, value in values.items() if isinstance(value, Tensor)
         }
         parts["grid"] = replace(self.grid, features=self.grid.features[index])
         if seeds is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -31,8 +31,9 @@ class LSTMState:
 
     def select(self, index: Any) -> LSTMState:
         """Return the state of some hypotheses; `index` is applied to every tensor."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors: dict[str, Any] = {
-            name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)
+            name: value[index] for name, value in values.items() if isinstance(value, Tensor)
         }
         return replace(self, **tensors)
 
