@@ -70,6 +70,7 @@ def run(
 
     The peer is in a process apart, so that neither takes the other's freed memory.
     """
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, for both
     inputs = made_up_inputs(batch, device)
     lengths = inputs[2]
     calls: dict[str, Callable[[], None]] = {
@@ -162,6 +163,7 @@ def _ours(
 
 
 def _peers(checkout: Path, batch: int, on: str, dtype: torch.dtype) -> Callable[[], None]:
+    torch.set_float32_matmul_precision("high")
     device = torch.device(on)
     grids, tokens, lengths = made_up_inputs(batch, device)
     lengths = lengths.to(device)  # where it has them

@@ -1,0 +1,149 @@
+"""The whole training step of the recipe coco_soft: encoder, decoder, update; and the GPU's share.
+
+    python -m benchmarks.training [--photos 256] [--steps 30] [--ways off graphs inductor]
+
+Photos of 288 pixels with five captions each are in memory, so loading takes no time. The share is
+that of the seconds of a few profiled steps in which the GPU computes or copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.timing import Table, peak_memory_mib
+from captioner.config.recipes import read_recipe
+from captioner.data.batch import Batch
+from captioner.models.build import build_model
+from captioner.runtime.device import autocast
+from captioner.training.capture import FixedShapeStep
+from captioner.training.cross_entropy import CrossEntropyTask
+from captioner.training.optimizer import build_optimizer
+from captioner.training.reinforce import Reinforce
+from captioner.training.step import training_step
+
+SIZE, CAPTIONS, WORDS, VOCABULARY = 288, 5, 20, 9490
+PROFILED = 5  # steps
+
+
+def made_up_batch(photos: int) -> Batch:
+    """Return noise with captions of 8 to 20 words, in pinned memory where there is a GPU."""
+    generator = torch.Generator().manual_seed(0)
+    count = photos * CAPTIONS
+    lengths = torch.randint(8, WORDS + 1, (count,), generator=generator).sort(descending=True)[0]
+    lengths[0] = WORDS
+    targets = torch.randint(4, VOCABULARY, (count, WORDS), generator=generator)
+    targets[torch.arange(WORDS) >= lengths.unsqueeze(1)] = 0
+    batch = Batch(
+        inputs=torch.rand(photos, 3, SIZE, SIZE, generator=generator).half(),
+        images=torch.arange(photos),
+        image_index=torch.arange(count) % photos,
+        targets=targets,
+        lengths=lengths,
+        words=float(lengths.sum()),
+        captions=float(count),
+        seeds=torch.arange(count),
+        image_seeds=torch.arange(photos),
+    )
+    return batch.pin_memory() if torch.cuda.is_available() else batch
+
+
+def build_step(select: str, way: str, photos: int, device: torch.device) -> Callable[[], object]:
+    """Return a step of a decoder with `select` attention, taken as `train.compile: way` takes it."""
+    config = read_recipe("coco_soft")
+    config = replace(config, attention=replace(config.attention, select=select))
+    torch.manual_seed(1)
+    model = build_model(config, VOCABULARY, pretrained=False).to(device)
+    reinforce = Reinforce(config.hard).to(device) if select == "hard" else None
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce).to(device).train()
+    options: dict[str, Any] = {
+        "optimizer": build_optimizer(task, config.optim, on_device=way != "off"),
+        "clip_norm": config.optim.clip_norm,
+        "autocast": autocast(device, "auto"),
+        "device": device,
+    }
+    step: Callable[..., object] = partial(training_step, task, **options)
+    if way != "off":
+        options |= {"captions": photos * CAPTIONS, "longest": WORDS, "kind": way}
+        step = FixedShapeStep(task, **options)
+    batch = made_up_batch(photos)
+    return lambda: step([batch], learning_rate_factor=1.0)
+
+
+def busy_share(step: Callable[[], object]) -> float:
+    """Return the share of the time of some steps in which the GPU works."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(PROFILED):
+            step()
+        torch.cuda.synchronize()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in events
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    )
+    busy, end = 0, spans[0][0]
+    for begin, stop in spans:
+        busy += max(0, stop - max(begin, end))
+        end = max(end, stop)
+    return busy / (end - spans[0][0])
+
+
+def run(*, photos: int, steps: int, ways: list[str], device: torch.device) -> Table:
+    """Seconds of a step, photos a second, the share in which the GPU works, and memory."""
+    torch.set_float32_matmul_precision("high")
+    gpu = device.type == "cuda"
+    rows = []
+    for select in ("soft", "hard"):
+        for way in ways:
+            peak_memory_mib(device)
+            step = build_step(select, way, photos, device)
+            began = time.perf_counter()
+            for _ in range(3):  # computed, recorded, replayed
+                step()
+            if gpu:
+                torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(steps):
+                step()
+            if gpu:
+                torch.cuda.synchronize()
+            seconds = (time.perf_counter() - begun) / steps
+            rows.append(
+                {
+                    "attention": select,
+                    "train.compile": way,
+                    "s a step": seconds,
+                    "photos a second": photos / seconds,
+                    "s of the first three steps": begun - began,
+                    "share in which the GPU works": busy_share(step) if gpu else None,
+                    "peak memory MiB": peak_memory_mib(device),
+                }
+            )
+            print(rows[-1], flush=True)
+            del step
+            if gpu:
+                torch.cuda.empty_cache()
+    title = f"Training step of coco_soft, {photos} photos of {SIZE} px, {CAPTIONS} captions each"
+    return Table(title, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--photos", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--ways", nargs="+", default=["off", "graphs", "inductor"])
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    table = run(photos=arguments.photos, steps=arguments.steps, ways=arguments.ways, device=device)
+    print(f"\n{table.text()}")
+
+
+if __name__ == "__main__":
+    main()
