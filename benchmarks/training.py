@@ -55,7 +55,7 @@ def made_up_batch(photos: int) -> Batch:
 
 
 def build_step(select: str, way: str, photos: int, device: torch.device) -> Callable[[], object]:
-    """Return a step of a decoder with `select` attention, taken as `train.compile: way` takes it."""
+    """Return a step of a decoder with `select` attention, as `train.compile: way` takes it."""
     config = read_recipe("coco_soft")
     config = replace(config, attention=replace(config.attention, select=select))
     torch.manual_seed(1)

@@ -75,6 +75,9 @@ class PretendedGPU(TorchFunctionMode):
         masked = name in ("__getitem__", "__setitem__") and any(
             isinstance(t, Pretended) and t.dtype == torch.bool for t in tree_flatten(args[1])[0]
         )
+        writes_number = there and name == "__setitem__" and not isinstance(args[2], Tensor)
+        if writes_number and not masked and _has_tensor(args[1]):
+            raise RuntimeError("a number is copied to cuda for each use, which no graph holds")
         if there and (name in READING or comes_back or (masked and name == "__getitem__")):
             self._note()
         if goes_to_gpu:
@@ -109,6 +112,10 @@ def move(module: nn.Module) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = buffer.as_subclass(Pretended)
+
+
+def _has_tensor(index: Any) -> bool:
+    return any(isinstance(part, Tensor) for part in tree_flatten(index)[0])
 
 
 def _is_device(value: object) -> bool:

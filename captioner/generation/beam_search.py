@@ -175,6 +175,8 @@ class _Beam:
         self.trace: list[dict[str, Array]] = []
         # score, log-probability of the end, words before it, beam: one row a finished caption
         self.finished = xp.full((images, beams, 4), -xp.inf, dtype=float32, device=device)
+        # On the device: a number of Python's would be copied there at each use.
+        self.impossible = xp.full((), -xp.inf, dtype=float32, device=device)
 
     def write_word(self) -> None:
         """Choose the next words [R, K] of all rows, and the beams that they continue."""
@@ -257,7 +259,7 @@ class _Beam:
         beam = xp.arange(totals.shape[1], device=self.device)[:, None]
         for words, again in self._repeats(place):
             # The other words are ruled out as <pad>, which is never written anyway.
-            totals[row, beam, xp.where(again, words, PAD)] = -xp.inf
+            totals[row, beam, xp.where(again, words, PAD)] = self.impossible
 
     def _repeats(self, place: int) -> Iterator[tuple[Array, Array]]:
         """Yield words [R, K, n] of the running captions, and which of them must not come again."""
