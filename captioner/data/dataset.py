@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -244,7 +244,7 @@ def load_batches(
     share: tuple[int, int] = (0, 1),
     workers: int = 0,
     pin_memory: bool = False,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Load the batches of an epoch, or this process's share of each.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 def load_items(
     dataset: Dataset[Item], keys: Sequence[Any], *, workers: int = 0, pin_memory: bool = False
-) -> Iterator[Item]:
+) -> Generator[Item, None, None]:
     """Yield `dataset[key]` for each key, in order.
 
     Args:

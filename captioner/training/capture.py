@@ -91,9 +91,9 @@ class FixedShapeStep:
         self.share = torch.ones((), device=device)  # of a batch in the gradient
         self.compute_loss = task
         if kind == "inductor":
-            mode = "reduce-overhead" if device.type == "cuda" else "default"
-            self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False, mode=mode)  # type: ignore[assignment]
-        self.graphs = GraphCache(record=kind == "graphs")
+            # Without CUDA graphs of its own, which would overwrite what the backward pass reads.
+            self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        self.graphs = GraphCache(record=kind != "off" and device.type == "cuda")
         self.shapes: set[Shape] = set()  # of earlier batches
         self.parameters = [p for p in task.parameters() if p.requires_grad]
         if world_size() > 1:  # also of a process whose first batch is empty

@@ -203,7 +203,7 @@ class Trainer:
         first_step = saved_step = self.step
         started, data_wait_s = time.perf_counter(), 0.0
         self.interrupts.deferred = True  # also while batches are fetched, or workers would die
-        with bar:
+        with bar, closing(loader):  # or its workers would outlive an interrupt
             while True:
                 asked = time.perf_counter()
                 try:
