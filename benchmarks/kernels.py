@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner.config.recipes import read_recipe
@@ -87,21 +88,23 @@ def config_of(select: str) -> Config:
     return replace(config, preprocess=preprocess, attention=attention)
 
 
-def made_up_batch() -> Batch:
-    """Return a batch of noise: captions of 5 to 20 words, by falling length."""
-    lengths = torch.linspace(WORDS, 5, CAPTIONS).long()
-    targets = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS))
-    targets[torch.arange(WORDS) >= lengths.unsqueeze(1)] = 0
+def made_up_batch(
+    lengths: Tensor, *, images: int, size_px: int, vocabulary: int = VOCABULARY
+) -> Batch:
+    """Return noise: square images, and captions of these lengths, which fall."""
+    captions, words = len(lengths), int(lengths[0])
+    targets = torch.randint(4, vocabulary, (captions, words))
+    targets[torch.arange(words) >= lengths.unsqueeze(1)] = 0
     return Batch(
-        inputs=torch.rand(CAPTIONS, 3, 64, 64),
-        images=torch.arange(CAPTIONS),
-        image_index=torch.arange(CAPTIONS),
+        inputs=torch.rand(images, 3, size_px, size_px),
+        images=torch.arange(images),
+        image_index=torch.arange(captions) % images,
         targets=targets,
         lengths=lengths,
         words=float(lengths.sum()),
-        captions=float(CAPTIONS),
-        seeds=torch.arange(CAPTIONS),
-        image_seeds=torch.arange(CAPTIONS),
+        captions=float(captions),
+        seeds=torch.arange(captions),
+        image_seeds=torch.arange(images),
     )
 
 
@@ -127,7 +130,8 @@ def kernels_of_a_step(select: str, way: str) -> int:
         step = FixedShapeStep(task, **options, kind="off", captions=CAPTIONS, longest=WORDS)
         if way == "graphs":
             step.graphs = recorded
-    batch = made_up_batch()
+    lengths = torch.linspace(WORDS, 5, CAPTIONS).long()
+    batch = made_up_batch(lengths, images=CAPTIONS, size_px=64)
     step([batch], learning_rate_factor=1.0)
     with KernelCount() as counted:
         step([batch], learning_rate_factor=1.0)

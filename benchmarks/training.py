@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.kernels import made_up_batch
 from benchmarks.timing import Table, peak_memory_mib
 from captioner.config.recipes import read_recipe
-from captioner.data.batch import Batch
 from captioner.models.build import build_model
 from captioner.runtime.device import autocast
 from captioner.training.capture import FixedShapeStep
@@ -30,28 +30,6 @@ from captioner.training.step import training_step
 
 SIZE, CAPTIONS, WORDS, VOCABULARY = 288, 5, 20, 9490
 PROFILED = 5  # steps
-
-
-def made_up_batch(photos: int) -> Batch:
-    """Return noise with captions of 8 to 20 words, in pinned memory where there is a GPU."""
-    generator = torch.Generator().manual_seed(0)
-    count = photos * CAPTIONS
-    lengths = torch.randint(8, WORDS + 1, (count,), generator=generator).sort(descending=True)[0]
-    lengths[0] = WORDS
-    targets = torch.randint(4, VOCABULARY, (count, WORDS), generator=generator)
-    targets[torch.arange(WORDS) >= lengths.unsqueeze(1)] = 0
-    batch = Batch(
-        inputs=torch.rand(photos, 3, SIZE, SIZE, generator=generator).half(),
-        images=torch.arange(photos),
-        image_index=torch.arange(count) % photos,
-        targets=targets,
-        lengths=lengths,
-        words=float(lengths.sum()),
-        captions=float(count),
-        seeds=torch.arange(count),
-        image_seeds=torch.arange(photos),
-    )
-    return batch.pin_memory() if torch.cuda.is_available() else batch
 
 
 def build_step(select: str, way: str, photos: int, device: torch.device) -> Callable[[], object]:
@@ -72,7 +50,11 @@ def build_step(select: str, way: str, photos: int, device: torch.device) -> Call
     if way != "off":
         options |= {"captions": photos * CAPTIONS, "longest": WORDS, "kind": way}
         step = FixedShapeStep(task, **options)
-    batch = made_up_batch(photos)
+    lengths = torch.randint(8, WORDS + 1, (photos * CAPTIONS,)).sort(descending=True)[0]
+    lengths[0] = WORDS
+    batch = made_up_batch(lengths, images=photos, size_px=SIZE, vocabulary=VOCABULARY)
+    if device.type == "cuda":
+        batch = batch.pin_memory()
     return lambda: step([batch], learning_rate_factor=1.0)
 
 

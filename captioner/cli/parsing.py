@@ -194,7 +194,10 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
     """Add the options for where and how the model is computed."""
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    help_ = "of the encoder; bfloat16 is faster on some CPUs, slower on others (default: float32)"
+    help_ = (
+        "number format of the encoder; bfloat16 is faster on some CPUs, slower on others "
+        "(default: float32)"
+    )
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
     add(
         engine,

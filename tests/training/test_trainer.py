@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def train_until(
         interrupt(patched, name, call, error)
         with pytest.raises(error):
             train(config)
+
+
+def test_an_interrupt_leaves_no_worker_that_a_script_would_wait_for(
+    drawn_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.recipe(drawn_photos, tmp_path / "run", data__workers=1)
+    interrupt(monkeypatch, "caption_losses", 1, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:  # whose traceback keeps the loop's variables
+        train(config)
+    assert caught.tb is not None
+    assert not multiprocessing.active_children()
 
 
 def weights(run: Path, folder: str = "last") -> bytes:
