@@ -13,10 +13,10 @@ Searches are of 20 words for 32 images, with 5 beams, after the encoder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ from captioner.types import Grid
 
 CAPTIONS, WORDS, VOCABULARY = 32, 20, 1000
 WAYS = ("packed", "padded", "graphs")
+CPU = torch.device("cpu")
+StepKind: TypeAlias = Literal["graphs", "inductor", "off"]
 
 
 class KernelCount(TorchDispatchMode):
@@ -108,6 +110,31 @@ def made_up_batch(
     )
 
 
+def build_step(
+    config: Config,
+    vocabulary: int,
+    kind: StepKind | None,
+    *,
+    captions: int,
+    device: torch.device = CPU,
+    autocast: AbstractContextManager[object] | None = None,
+) -> Any:
+    """Return a training step with random weights, in fixed shapes unless `kind` is None."""
+    torch.manual_seed(1)
+    model = build_model(config, vocabulary, pretrained=False).to(memory_format=torch.channels_last)
+    reinforce = Reinforce(config.hard) if config.attention.select == "hard" else None
+    task = CrossEntropyTask(model, config.loss, reinforce=reinforce).to(device).train()
+    options: dict[str, Any] = {
+        "optimizer": build_optimizer(task, config.optim, on_device=kind is not None),
+        "clip_norm": config.optim.clip_norm,
+        "autocast": autocast or nullcontext(),
+        "device": device,
+    }
+    if kind is None:
+        return partial(training_step, task, **options)
+    return FixedShapeStep(task, **options, kind=kind, captions=captions, longest=WORDS)
+
+
 def kernels_of_a_step(select: str, way: str) -> int:
     """Return the kernels that Python starts in the second step of a run.
 
@@ -116,20 +143,11 @@ def kernels_of_a_step(select: str, way: str) -> int:
         way: `packed` is the step without padding, `padded` the one of fixed shapes computed kernel
             by kernel, `graphs` the same where each graph counts as one.
     """
-    config = config_of(select)
-    torch.manual_seed(1)
-    model = build_model(config, VOCABULARY, pretrained=False)
-    reinforce = Reinforce(config.hard) if select == "hard" else None
-    task = CrossEntropyTask(model, config.loss, reinforce=reinforce).train()
-    optimizer = build_optimizer(task, config.optim, on_device=way != "packed")
-    options: dict[str, Any] = {"optimizer": optimizer, "clip_norm": 5.0}
-    options |= {"autocast": nullcontext(), "device": torch.device("cpu")}
-    step: Callable[..., Any] = partial(training_step, task, **options)
+    kind: StepKind | None = None if way == "packed" else "off"
+    step = build_step(config_of(select), VOCABULARY, kind, captions=CAPTIONS)
     recorded = RecordedOnce()
-    if way != "packed":
-        step = FixedShapeStep(task, **options, kind="off", captions=CAPTIONS, longest=WORDS)
-        if way == "graphs":
-            step.graphs = recorded
+    if way == "graphs":
+        step.graphs = recorded
     lengths = torch.linspace(WORDS, 5, CAPTIONS).long()
     batch = made_up_batch(lengths, images=CAPTIONS, size_px=64)
     step([batch], learning_rate_factor=1.0)

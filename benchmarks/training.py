@@ -1,9 +1,9 @@
-"""The whole training step of the recipe coco_soft: encoder, decoder, update; and the GPU's share.
+"""The whole training step, encoder, decoder and update, of coco_soft's network in large batches.
 
     python -m benchmarks.training [--photos 256] [--steps 30] [--ways off graphs inductor]
 
-Photos of 288 pixels with five captions each are in memory, so loading takes no time. The share is
-that of the seconds of a few profiled steps in which the GPU computes or copies.
+Photos of 288 pixels with five captions each are in memory, so loading takes no time. The GPU works
+for a share of the seconds of a few profiled steps, in which it computes or copies.
 """
 
 from __future__ import annotations
@@ -12,45 +12,28 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels import made_up_batch
+from benchmarks.kernels import WORDS, build_step, made_up_batch
 from benchmarks.timing import Table, peak_memory_mib
 from captioner.config.recipes import read_recipe
-from captioner.models.build import build_model
 from captioner.runtime.device import autocast
-from captioner.training.capture import FixedShapeStep
-from captioner.training.cross_entropy import CrossEntropyTask
-from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import Reinforce
-from captioner.training.step import training_step
 
-SIZE, CAPTIONS, WORDS, VOCABULARY = 288, 5, 20, 9490
+SIZE, CAPTIONS, VOCABULARY = 288, 5, 9490
 PROFILED = 5  # steps
 
 
-def build_step(select: str, way: str, photos: int, device: torch.device) -> Callable[[], object]:
+def build_call(select: str, way: str, photos: int, device: torch.device) -> Callable[[], object]:
     """Return a step of a decoder with `select` attention, as `train.compile: way` takes it."""
     config = read_recipe("coco_soft")
     config = replace(config, attention=replace(config.attention, select=select))
-    torch.manual_seed(1)
-    model = build_model(config, VOCABULARY, pretrained=False).to(device)
-    reinforce = Reinforce(config.hard).to(device) if select == "hard" else None
-    task = CrossEntropyTask(model, config.loss, reinforce=reinforce).to(device).train()
-    options: dict[str, Any] = {
-        "optimizer": build_optimizer(task, config.optim, on_device=way != "off"),
-        "clip_norm": config.optim.clip_norm,
-        "autocast": autocast(device, "auto"),
-        "device": device,
-    }
-    step: Callable[..., object] = partial(training_step, task, **options)
-    if way != "off":
-        options |= {"captions": photos * CAPTIONS, "longest": WORDS, "kind": way}
-        step = FixedShapeStep(task, **options)
-    lengths = torch.randint(8, WORDS + 1, (photos * CAPTIONS,)).sort(descending=True)[0]
+    captions = photos * CAPTIONS
+    kind: Any = None if way == "off" else way
+    options: dict[str, Any] = {"device": device, "autocast": autocast(device, "auto")}
+    step = build_step(config, VOCABULARY, kind, captions=captions, **options)
+    lengths = torch.randint(8, WORDS + 1, (captions,)).sort(descending=True)[0]
     lengths[0] = WORDS
     batch = made_up_batch(lengths, images=photos, size_px=SIZE, vocabulary=VOCABULARY)
     if device.type == "cuda":
@@ -85,7 +68,7 @@ def run(*, photos: int, steps: int, ways: list[str], device: torch.device) -> Ta
     for select in ("soft", "hard"):
         for way in ways:
             peak_memory_mib(device)
-            step = build_step(select, way, photos, device)
+            step = build_call(select, way, photos, device)
             began = time.perf_counter()
             for _ in range(3):  # computed, recorded, replayed
                 step()
@@ -112,7 +95,7 @@ def run(*, photos: int, steps: int, ways: list[str], device: torch.device) -> Ta
             del step
             if gpu:
                 torch.cuda.empty_cache()
-    title = f"Training step of coco_soft, {photos} photos of {SIZE} px, {CAPTIONS} captions each"
+    title = f"Training step, {photos} photos of {SIZE} px with {CAPTIONS} captions each"
     return Table(title, rows)
 
 

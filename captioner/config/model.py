@@ -243,7 +243,7 @@ def from_yaml(config_class: type[ConfigT], text: str) -> ConfigT:
         document = yaml.safe_load(text)
     except NO_YAML as error:
         raise ConfigError(error_summary(error)) from None
-    return from_sections(config_class, document or {})
+    return from_sections(config_class, {} if document is None else document)
 
 
 def from_sections(config_class: type[ConfigT], sections: Any) -> ConfigT:

@@ -124,9 +124,10 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
     if path.resolve() in below:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, *NO_YAML) as error:
         raise ConfigError(f"{path}: cannot be read as YAML ({error_summary(error)})") from None
+    document = {} if document is None else document
     bases: Any = document.pop(BASE, None) or [] if isinstance(document, dict) else []
     sections: Sections = {}
     try:

@@ -17,6 +17,13 @@ from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid, given_mode
 
 
+def indexed_tensors(value: Any, index: Any) -> dict[str, Tensor]:
+    """Return the fields of a dataclass that are tensors, by name, each indexed."""
+    # not vars(value), which torch.compile of PyTorch 2.11 cannot read
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: part[index] for name, part in found.items() if isinstance(part, Tensor)}
+
+
 @dataclass(frozen=True)
 class Memory:
     """Everything that attention computes of a batch of grids, once per image.
@@ -39,10 +46,7 @@ class Memory:
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts: dict[str, Any] = {
-            name: value[index] for name, value in values.items() if isinstance(value, Tensor)
-        }
+        parts: dict[str, Any] = indexed_tensors(self, index)
         parts["grid"] = replace(self.grid, features=self.grid.features[index])
         if seeds is not None:
             parts["seeds"] = seeds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Memory
+from captioner.models.attention.attention import Memory, indexed_tensors
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
 from captioner.types import AttentionOutput, Grid
 
@@ -31,10 +31,7 @@ class LSTMState:
 
     def select(self, index: Any) -> LSTMState:
         """Return the state of some hypotheses; `index` is applied to every tensor."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors: dict[str, Any] = {
-            name: value[index] for name, value in values.items() if isinstance(value, Tensor)
-        }
+        tensors: dict[str, Any] = indexed_tensors(self, index)
         return replace(self, **tensors)
 
 

@@ -130,6 +130,32 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
                 assert forced_score.cells.tolist() == alone[0].cells.tolist(), case
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("select", ["soft", "hard"])
+@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "transformer"])
+def test_the_grid_s_gradient_of_teacher_forcing_is_that_of_the_steps(
+    kind: str, select: Any, heads: int
+) -> None:
+    """Teacher forcing takes it of all words at once, the steps one by one."""
+    features = random_grid().features.requires_grad_()
+    grid = Grid(features, ROWS, COLUMNS)
+    tokens = torch.tensor([[START, 4, 7], [START, 5, 6]])
+    decoder = random_decoder(kind, AttentionConfig(select=select, dim=6, heads=heads))
+    forced = decoder(decoder.prepare(grid), tokens, LENGTHS)
+    weights = torch.randn_like(forced.logits)
+    (at_once,) = torch.autograd.grad((forced.logits * weights).sum(), features)
+
+    memory = decoder.prepare(grid)
+    state, logits = decoder.start(memory), []
+    for step in range(tokens.shape[1]):
+        found, _, state = decoder.step(tokens[:, step : step + 1], state, memory)
+        logits.append(found[:, 0])
+    by_steps = pack_by_step(torch.stack(logits, 1), LENGTHS)
+    (expected,) = torch.autograd.grad((by_steps * weights).sum(), features)
+    assert expected.abs().max() > 1e-3
+    assert close(at_once, expected)
+
+
 def close(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found, expected.double(), rtol=1e-9, atol=1e-9)
 
