@@ -70,7 +70,8 @@ class Captioner:
         if engine is None:
             from captioner.engines.pytorch import TorchEngine
 
-            assert not isinstance(model, Path)
+            if isinstance(model, Path):
+                raise ConfigError(f"{model} is a folder; use Captioner.from_pretrained")
             engine = TorchEngine(model, choose_device(str(device)), precision)
         self.engine, self._saved = engine, model
         self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator

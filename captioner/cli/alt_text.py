@@ -71,7 +71,7 @@ class TextWriter:
         self._kept: list[Path] = []  # files that have a text already
         if "csv" in arguments.write:
             file = arguments.output / TABLE
-            if file.is_file() and not file.read_bytes().startswith(f"{_HEADING}\n".encode()):
+            if file.is_file() and _first_line(file) != _HEADING.encode():
                 raise CaptionerError(
                     f"{file} is no table of captioner, so it is left as it is; choose another "
                     "--output"
@@ -116,7 +116,7 @@ class TextWriter:
     def _save_txt(self, photo: Path, caption: str) -> tuple[Path, bool]:
         """Write a photo's text file, unless it is there; return it, and whether it is new."""
         file, arguments = photo.with_suffix(".txt"), self.arguments
-        if file.exists() and not arguments.overwrite:
+        if os.path.lexists(file) and not arguments.overwrite:
             return file, False
         text = f"{arguments.prefix.rstrip()} {caption}".lstrip()
         text += f" {arguments.suffix}" if arguments.suffix[:1].isalnum() else arguments.suffix
@@ -174,3 +174,8 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
 
 def _no_formula(cell: str, before: str) -> str:
     return before + cell if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+
+
+def _first_line(file: Path) -> bytes:
+    with file.open("rb") as lines:
+        return lines.readline().rstrip()

@@ -1,6 +1,7 @@
 """Caption a whole collection into Parquet files, on this machine or a Ray cluster.
 
 The same command again goes on where a run ended, however it ended.
+Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     add(
         "--workers",
-        type=parsing.whole_number,
+        type=parsing.number_from(1, 100_000, int),
         metavar="N",
         help="processes, each with the model and one thread or GPU (default: one for each core or "
         "GPU that is free)",
     )
-    number, help_ = parsing.whole_number, "photos that the model sees at once (default: 16)"
-    add("--batch-size", type=number, default=16, metavar="N", help=help_)
+    number = parsing.whole_number
+    size = parsing.number_from(1, 4096, int)
+    help_ = "photos that the model sees at once (default: 16)"
+    add("--batch-size", type=size, default=16, metavar="N", help=help_)
     add(
         "--shard-size",
         type=number,

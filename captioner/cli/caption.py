@@ -1,4 +1,7 @@
-"""Write captions for photos and draw the attention to each word."""
+"""Write captions for photos and draw the attention to each word.
+
+Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
+"""
 
 from __future__ import annotations
 
@@ -138,17 +141,21 @@ def _parser() -> argparse.ArgumentParser:
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse options that make no sense together."""
     options = vars(arguments).items()
-    given = {name for name, value in options if value is not None and value is not False}
+    chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1
-    is_sampled, is_compared = "sample" in given, "compare" in given
+    is_sampled, is_compared = "sample" in chosen, "compare" in chosen
     page = any(map(inputs.is_page, arguments.photos))
     rules = [
         ("write", write and is_compared, "takes the captions of one model, so not with --compare"),
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
-        ("num_captions", beams and count > beams, f"is at most --beam-size, which is {beams}"),
-        ("write", "csv" in write and "output" not in given, "csv needs --output, for the table"),
+        (
+            "num_captions",
+            beams and count > beams and not is_sampled,
+            f"is at most --beam-size, which is {beams}",
+        ),
+        ("write", "csv" in write and "output" not in chosen, "csv needs --output, for the table"),
         ("write", "html" in write and not page, "html needs a page, such as index.html"),
-        ("resume", "output" not in given, "needs --output, the folder of an earlier run"),
+        ("resume", "output" not in chosen, "needs --output, the folder of an earlier run"),
         *(
             (name, not set(kinds) & set(write), f"needs --write {' or '.join(kinds)}")
             for name, kinds in _OF_WRITE.items()
@@ -158,7 +165,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         *((name, is_sampled, "is not for --sample") for name in _OF_SEARCH),
     ]
     for name, is_wrong, problem in rules:
-        if name in given and is_wrong:
+        if name in chosen and is_wrong:
             parser.error(f"argument --{name.replace('_', '-')}: {problem}")
 
 

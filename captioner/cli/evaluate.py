@@ -1,6 +1,7 @@
 """Caption a split of a data set and score the captions, or score the captions of a file.
 
 The scores are BLEU, METEOR, ROUGE-L and CIDEr (pycocoevalcap).
+Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def _run(arguments: argparse.Namespace, search: dict[str, Any]) -> int:
     try:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{card}: cannot be read ({error})") from None
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{card}: cannot be read ({reason})") from None
     save_model(
         arguments.output,
         model,

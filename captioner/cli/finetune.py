@@ -13,9 +13,10 @@ from pathlib import Path
 
 from captioner.cli import parsing, run_command
 from captioner.cli.train import parse_options, recipe_parser, split_options, train_and_show
+from captioner.config import ModelConfig
 from captioner.config.recipes import instantiate, read_recipe
 from captioner.config.settings import Config
-from captioner.errors import ConfigError
+from captioner.errors import CaptionerError, ConfigError
 
 RECIPE = "finetune"
 EXAMPLE = "captioner finetune photos.csv --from soft --output my-model"
@@ -47,9 +48,15 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
     add("--from", metavar="MODEL", default=START, help="bundled model, model folder or run")
     add("--output", type=parsing.folder_name, metavar="DIR", help="run folder to make")
     start = (starts or [START])[-1]
-    folder = model_folder(start)
-    verify(folder)
-    recipe = read_recipe(*(recipes or [RECIPE]), base=load_config(folder))
+    try:
+        folder = model_folder(start)
+        verify(folder)
+        settings = load_config(folder)
+    except CaptionerError:
+        if not {"--help", "-h"} & set(options):
+            raise
+        settings = ModelConfig()
+    recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
     arguments = parse_options(parser, recipe, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)

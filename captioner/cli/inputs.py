@@ -15,7 +15,7 @@ from captioner.log import printable
 
 STANDARD_INPUT = "-"
 FOLDER = "folder"  # counted next to the suffixes of files
-MAX_DOWNLOAD_BYTES = 2**28
+MAX_INPUT_BYTES = 2**28  # of a photo on standard input or at an address
 DOWNLOAD_TIMEOUT_S = 60.0
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
@@ -87,16 +87,18 @@ def open_photo(photo: Path | str) -> Image.Image:
     from captioner.data.images import open_image
 
     if photo == STANDARD_INPUT:
-        content = sys.stdin.buffer.read()
+        content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
         if not content:
             raise ImageError("standard input is empty; send a photo: captioner caption - < PHOTO")
+        if len(content) > MAX_INPUT_BYTES:
+            raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
         return open_image(content)
     if isinstance(photo, Path):
         return open_image(photo)
     from captioner.data.download import fetch_image
 
     # The user chose the address, so it may be one of the user's own network.
-    content = fetch_image(photo, MAX_DOWNLOAD_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+    content = fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
     return open_image(content)
 
 
@@ -114,7 +116,9 @@ def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
     """Return why an argument cannot be a photo by its name; None if it may be one."""
     suffix = Path(name).suffix.lower()
     if is_address(name):
-        if not name.lower().startswith(("http://", "https://")):
+        from captioner.data.download import is_url
+
+        if not is_url(name):
             return "is an address that is not fetched; captioner batch reads those of fsspec"
         if not allow_urls:
             return (

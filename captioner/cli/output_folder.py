@@ -29,6 +29,7 @@ from captioner.checkpoint import MANIFEST
 from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import check_writable, save_bytes
+from captioner.log import logger
 from captioner.runtime.device import usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
 from captioner.visualization.files import output_names, png, word_names
@@ -68,12 +69,18 @@ class OutputFolder:
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         self.names: dict[Path | str, str] = {}
         proposed = ["stdin" if photo == STANDARD_INPUT else photo for photo in photos]
-        for photo, name in zip(photos, output_names(proposed), strict=True):
+        for photo, wanted in zip(photos, output_names(proposed), strict=True):
             image = os.path.abspath(photo)
-            longer = f"{Path(image).parent.name}-{name}"
+            longer = f"{Path(image).parent.name}-{wanted}"
             numbered = (f"{longer}-{number}" for number in count(2))
-            choices = chain([self.records.get(image, {}).get("name", name), name, longer], numbered)
+            earlier = self.records.get(image, {}).get("name", wanted)
+            choices = chain([earlier, wanted, longer], numbered)
             name = next(c for c in choices if owners.get(c.casefold(), image) == image)
+            if owners.get(wanted.casefold(), image) != image and arguments.save:
+                logger.info(
+                    f"{photo}: its pictures are named {name}, because {arguments.output} has "
+                    f"{wanted} of another photo"
+                )
             owners[name.casefold()] = image
             self.names[photo] = name
 
@@ -261,6 +268,6 @@ def _identity(image: Path) -> dict[str, int | None]:
     """Return the size and time of change of a photo's file, by which a changed file is noticed."""
     try:
         status = image.stat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero byte in an address of a page
         return {"bytes": None, "modified_ns": None}
     return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}

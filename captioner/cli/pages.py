@@ -104,7 +104,7 @@ class _TagReader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         # If an attribute is given twice, the first one counts.
-        values = {name: value.strip() for name, value in reversed(attrs) if value}
+        values = {name: (value or "").strip() for name, value in reversed(attrs)}
         # The first address of each attribute that lists one image in several sizes.
         sets = [values[name].split()[0].rstrip(",") for name in _SETS if values.get(name)]
         if tag == "picture":
@@ -113,7 +113,10 @@ class _TagReader(HTMLParser):
             self._picture += sets
         elif tag == "img" and (text := self.get_starttag_text()):
             hidden = values.get("aria-hidden", "").lower() == "true"
-            is_decoration = values.get("role", "").lower().startswith(("presentation", "none"))
+            is_decoration = values.get("role", "").lower().split()[:1] in (
+                ["presentation"],
+                ["none"],
+            )
             if hidden or is_decoration or any(values.get(name) for name in _LABELS):
                 return
             single = [values[name] for name in (*_LAZY, "src") if values.get(name)]

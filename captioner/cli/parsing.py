@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     """A command's parser: with `--quiet` and `--verbose`, and one sentence on what is wrong."""
 
     def __init__(self, command: str, description: str | None) -> None:
-        codes = "Exit code: 0 all done, 1 some inputs failed, 2 nothing could be done."
+        codes = "Exit code: 0 done, 2 it could not be done."
         epilog = None if description and "Exit code" in description else codes
         super().__init__(prog=f"captioner {command}", description=description, epilog=epilog)
         add_log_options(self)
@@ -105,7 +105,11 @@ _FILE_SUFFIXES = frozenset(
 def folder_name(text: str) -> str:
     """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
-    if text == "-" or (path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir()):
+    if text == "-":
+        raise argparse.ArgumentTypeError(
+            "- is standard output in other programs; give a folder, such as out, or use --json"
+        )
+    if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} names a file, but a folder is meant, which gets several files; use one, "
             "such as out"

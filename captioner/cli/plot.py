@@ -49,7 +49,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """
     path = run / "metrics.jsonl"
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{path}: cannot be read ({reason})") from None
+    for line in lines:
         with contextlib.suppress(ValueError):  # the last line may be cut short
             entries.append(json.loads(line))
     if not entries:

@@ -1,6 +1,7 @@
 """Score a caption that you give: the model's attention for each word, and how likely each is.
 
 The caption that the model writes itself is shown below it.
+Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
                 "the texts to it"
             )
         content = merged(BLANK if is_ours else found, text, overwrite=overwrite)
-    except (OSError, ValueError, expat.ExpatError) as error:
+    except OSError as error:
+        raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
+    except (ValueError, expat.ExpatError) as error:
         raise CaptionerError(f"{file}: is no XMP in UTF-8 ({error}); it is left as it is") from None
     if content != found or is_ours:
         save_bytes(content, file)
@@ -124,7 +126,8 @@ def _elements(content: bytes) -> list[_Element]:
     def start_element(name: str, _: object) -> None:
         start = parser.CurrentByteIndex
         tag = _START_TAG.match(content, start)
-        assert tag  # the parser has just read it
+        if tag is None:
+            raise ValueError("it has elements in entities")
         opened.append(_Element(name, opened[-1].name if opened else "", start, tag.end()))
         elements.append(opened[-1])
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
-from filelock import FileLock
 
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
@@ -289,6 +288,8 @@ class Graph:
                 try:
                     # OpenVINO reads its cache through a memory map: a file that another process
                     # still writes would end this one by SIGBUS.
+                    from filelock import FileLock
+
                     with FileLock(cache / ".lock", timeout=_CACHE_TIMEOUT_S):
                         self._compiled = compile_graph({**settings, "CACHE_DIR": str(cache)})
                 except OSError:  # not to be locked, or for long by another

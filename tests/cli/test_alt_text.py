@@ -102,6 +102,9 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
     )
     found = {Path(str(each.path)).name: each.captions[0] for each in split.images}
     assert found == expected
+    table = folder.parent / "out/deeper/captions.csv"
+    table.write_bytes(table.read_bytes().replace(b"\n", b"\r\n"))  # as a spreadsheet saves it
+    assert caption("photos", "--write", "csv", "--output", "out/deeper").code == 0
 
 
 def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
@@ -124,4 +127,8 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     copy = (tmp_path / "page.alt.html").read_text()
     assert copy.count('alt="') == 3
     assert caption("page.html", "--write", "html", "--output", ".").code in (1, 2)
+    zero = tmp_path / "zero.html"
+    zero.write_text('<img src="b%00.jpg">')
+    outcome = caption("zero.html", "--write", "html", "--output", "out", "--resume")
+    assert (outcome.code, "Traceback" in outcome.stderr) == (1, False)
     assert file.read_text() == PAGE

@@ -46,6 +46,7 @@ def test_an_empty_alt_leaves_nothing_behind(tmp_path: Path, alt: str) -> None:
     ("attribute", "is_filled"),
     [
         ("role=presentation", False),
+        ("role role=presentation", True),  # the first one counts
         ('aria-hidden="true"', False),
         ('aria-hidden="false"', True),
         ('aria-label="my dog"', False),

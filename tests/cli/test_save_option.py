@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +46,17 @@ def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Pa
 def test_pictures_drawn_by_other_processes_are_the_same(
     run: Run, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = []
+    drawn, submitted, submit = [], [], ProcessPoolExecutor.submit
+
+    def counted(pool: ProcessPoolExecutor, *work: Any) -> Any:
+        submitted.append(work)
+        return submit(pool, *work)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", counted)
     for folder, least in (("apart", 1), ("here", 100)):
         monkeypatch.setattr(output_folder, "PROCESSES_FROM", least)
         assert run("caption", *photos, "--output", folder, "--words").code == 0
         drawn.append({p.name: p.read_bytes() for p in (tmp_path / folder).glob("*.png")})
     assert len(drawn[0]) > 6
     assert drawn[0] == drawn[1]
+    assert len(submitted) == len(photos)
