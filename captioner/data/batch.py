@@ -54,7 +54,8 @@ class Batch:
     for counting and as indices. For steps of fixed shapes, `pad_batch` pads it there.
 
     Args:
-        inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache.
+        inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache. Images may be
+            uint8 pixels, which `to` normalises on the device.
         images: int64 [B], indices of the images in the data set.
         image_index: int64 [N], row of `inputs` for each caption.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
@@ -67,6 +68,7 @@ class Batch:
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
+        mean_std: float32 [2, 3], the mean and standard deviation of pixels in `inputs`.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
     """
@@ -82,6 +84,7 @@ class Batch:
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
     seed: int = 0
+    mean_std: Tensor | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
@@ -96,12 +99,16 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, inputs as floats (images in channels-last layout)."""
         moved = self._map(lambda value: value.to(device, non_blocking=True))
+        inputs = moved.inputs
+        if moved.mean_std is not None and inputs.dtype == torch.uint8:
+            mean, std = moved.mean_std.view(2, 3, 1, 1)
+            inputs = inputs.float().div_(255).sub_(mean).div_(std)
         # Without a readable image, `inputs` is empty and has no layout.
-        is_image = self.inputs.dim() == 4
-        layout = torch.channels_last if is_image else torch.contiguous_format
+        layout = torch.channels_last if inputs.dim() == 4 else torch.contiguous_format
         # float32, except in tests of exact equality
-        inputs = moved.inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
-        return replace(moved, inputs=inputs, images=self.images, lengths=self.lengths)
+        inputs = inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
+        moved = replace(moved, inputs=inputs, mean_std=None)
+        return replace(moved, images=self.images, lengths=self.lengths)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by the DataLoader)."""

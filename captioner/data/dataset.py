@@ -104,8 +104,10 @@ class CaptionDataset(Dataset[Batch]):
         seed = torch.tensor(seed_of(self.seed, epoch))
         first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
         read = np.array(list(inputs), dtype=np.int64)  # rising
+        joined = torch.stack(list(inputs.values())) if inputs else torch.zeros(0)
+        pixels = joined.dtype == torch.uint8  # [B, H, W, 3]
         return Batch(
-            inputs=torch.stack(list(inputs.values())) if inputs else torch.zeros(0),
+            inputs=joined.permute(0, 3, 1, 2) if pixels else joined,
             images=torch.from_numpy(read % len(self.images)),
             image_index=torch.from_numpy(np.searchsorted(read, views)),
             targets=targets,
@@ -116,17 +118,25 @@ class CaptionDataset(Dataset[Batch]):
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self.captions))),
             image_seeds=child_seeds(seed + 1, torch.from_numpy(read)),
             seed=seed_of(self.seed, epoch, first + 1),
+            mean_std=torch.from_numpy(np.stack([self.transform.mean, self.transform.std])),
             from_frozen=self.cache is not None,
             unreadable=list(unreadable.items()),
         )
 
     def _read(self, image: int, epoch: int, repeat: int) -> Tensor:
-        """Return a view of an image: pixels [3, H, W], or cached features [C, h, w]."""
+        """Return a view of an image: pixels, or cached features [C, h, w].
+
+        Pixels are uint8 [H, W, 3], a quarter of the bytes of a network's input; those of
+        `letterbox`, whose padding is no level, are normalised, float32 [3, H, W].
+        """
         generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
             features = self.cache.read(image, int(generator.integers(self.cache.views)))
             return features if self.cache_crop is None else self.cache_crop(features, generator)
-        return self.transform(open_image(self.images[image].path), generator)[0]
+        photo = open_image(self.images[image].path)
+        if self.transform.resize == "letterbox":
+            return self.transform(photo, generator)[0]
+        return torch.from_numpy(self.transform.levels(photo, generator)[0].copy())
 
 
 class CaptionBatches:

@@ -79,6 +79,34 @@ class ImageTransform:
             float32 [3, height_px, width_px], (x / 255 - mean) / std, and the rectangle of the image
             that it covers.
         """
+        levels, view = self.levels(image, generator)
+        height, width = levels.shape[:2]
+        left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
+        array = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
+        for channel, inputs in enumerate(self._inputs):
+            place = array[channel, top : top + height, left : left + width]
+            # "clip" spares a check: no byte is out of the table
+            np.take(inputs, levels[..., channel], out=place, mode="clip")
+        if self.resize == "letterbox":  # the input covers more than the view, by the padding
+            x_scale, y_scale = view.width_px / width, view.height_px / height
+            if view.flipped:  # the mirrored content is `left` pixels from the left
+                left = self.width_px - width - left
+            view = replace(
+                view,
+                left_px=view.left_px - left * x_scale,
+                top_px=view.top_px - top * y_scale,
+                width_px=self.width_px * x_scale,
+                height_px=self.height_px * y_scale,
+            )
+        return array, view
+
+    def levels(
+        self, image: Image.Image, generator: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, Geometry]:
+        """Return the pixels that `array` normalises: uint8 [height, width, 3].
+
+        With `letterbox` the padding is missing, from the pixels and from the rectangle.
+        """
         view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
         if self.augmentation and generator:
             view = _random_view(view, self.augmentation, generator)
@@ -104,25 +132,7 @@ class ImageTransform:
         if self.augmentation and generator and (most := self.augmentation.colour):
             for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
                 pixels = enhance(pixels).enhance(1.0 + generator.uniform(-most, most))
-        left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
-        array = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
-        levels = np.asarray(pixels)
-        for channel, inputs in enumerate(self._inputs):
-            place = array[channel, top : top + height, left : left + width]
-            # "clip" spares a check: no byte is out of the table
-            np.take(inputs, levels[..., channel], out=place, mode="clip")
-        if self.resize == "letterbox":  # the input covers more than the view, by the padding
-            x_scale, y_scale = view.width_px / width, view.height_px / height
-            if view.flipped:  # the mirrored content is `left` pixels from the left
-                left = self.width_px - width - left
-            view = replace(
-                view,
-                left_px=view.left_px - left * x_scale,
-                top_px=view.top_px - top * y_scale,
-                width_px=self.width_px * x_scale,
-                height_px=self.height_px * y_scale,
-            )
-        return array, view
+        return np.asarray(pixels), view
 
     def shows_something(self, array: np.ndarray) -> bool:
         """Return whether an input is more than a plain surface or noise.

@@ -132,6 +132,7 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
     captions = [(n, text) for n, photo in enumerate(photos) for text in photo.captions]
     expected = sorted((captions[c] for c in chosen), key=lambda pair: -len(tokenize(pair[1])))
     assert len(batch) == 5
+    on_device = batch.to(torch.device("cpu"))
     assert batch.inputs.shape == (3, 3, 16, 24)  # captions 2 and 3, 6 and 7 are of one photo each
     assert batch.lengths.tolist() == [len(tokenize(text)) + 1 for _, text in expected]
     assert batch.unreadable == []
@@ -143,7 +144,7 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
         assert batch.tokens[row].tolist()[:length] == [VOCABULARY.start, *words]
         assert not batch.targets[row, length:].any()
         plain = transform()(open_image(photos[photo].path))[0]
-        assert torch.equal(batch.inputs[batch.image_index[row]], plain)
+        assert torch.equal(on_device.inputs[batch.image_index[row]], plain)
 
 
 def test_long_captions_are_cut_and_those_without_words_left_out() -> None:

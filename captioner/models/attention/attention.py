@@ -5,7 +5,10 @@ Other scores are in `scores`, windows of some cells in `windows`.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -81,6 +84,32 @@ class Score(nn.Module):
         return queries @ keys.transpose(-1, -2)
 
 
+def additive_scores(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
+    """Compare as `AdditiveScore.compare` does, summing in float32; weight is [heads, 1, 1, a]."""
+    hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).float().sigmoid()
+    weight = weight.float()
+    return 2 * (hidden * weight).sum(-1) - weight.sum(-1)
+
+
+@functools.cache
+def fused_additive_scores() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return `additive_scores` as one kernel, which never writes `hidden` to the GPU's memory.
+
+    None where kernels cannot be compiled.
+    """
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return None
+    return torch.compile(additive_scores)
+
+
+def fused_on(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return what computes `additive_scores` without `hidden` in memory, if the device can."""
+    if device.type != "cuda":
+        return None
+    # a part of what is being compiled is fused with the rest
+    return additive_scores if torch.compiler.is_compiling() else fused_additive_scores()
+
+
 class AdditiveScore(Score):
     """e_i = w . tanh(W_a a_i + W_h h), the MLP f_att of equation 4 (Bahdanau et al., 2015).
 
@@ -106,9 +135,11 @@ class AdditiveScore(Score):
         return 2 * super().keys(features)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
+        weight = self.energy.weight.view(self.heads, 1, 1, -1)
+        if fused := fused_on(keys.device):
+            return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()
-        weight = self.energy.weight.view(self.heads, 1, 1, -1)
         # In an exported graph the product joins the sigmoid, and a sum is twice as fast as a
         # matrix product with one column.
         if self.heads == 1 and not torch.compiler.is_exporting():
