@@ -312,7 +312,7 @@ class _Beam:
             name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
             for name in self.trace[0]
         }  # [T, B, K, ...]
-        parents = trace.pop("parents").tolist()
+        parents = trace.pop("parents")
         finished = to_numpy(self.finished).astype(np.float64)
         totals = to_numpy(self.totals).astype(np.float64)
         totals /= len(self.trace) ** self.options.length_penalty
@@ -321,25 +321,35 @@ class _Beam:
                 for beam, score in enumerate(scores):
                     finished[image, beam] = score, np.nan, len(self.trace), beam
 
-        def hypothesis(
-            image: int, score: float, end: float, words: float, beam: float
-        ) -> Hypothesis:
-            length, path = int(words), [int(beam)]  # back to the beam before the first word
-            for step in reversed(range(length)):
-                path.insert(0, parents[step][image][path[0]])
-            # Each word was written from the attention of the beam that it continues.
-            own: dict[str, Any] = {
-                name: values[range(length), image, path[:-1] if name in ATTENDED else path[1:]]
-                for name, values in trace.items()
+        images = np.arange(len(finished))[:, None]
+        order = np.argsort(-finished[..., 0], kind="stable")
+        finished = finished[images, order]  # [B, K, 4], the best first
+        lengths, beams = (
+            np.nan_to_num(finished[..., 2:], neginf=0).astype(np.int64).transpose(2, 0, 1)
+        )
+        paths = [beams]  # [B, K] each, from the last word back to before the first
+        for step in reversed(range(len(parents))):
+            paths.append(np.where(step < lengths, parents[step][images, paths[-1]], paths[-1]))
+        path = np.stack(paths[::-1])  # [T + 1, B, K]
+        steps = np.arange(len(parents))[:, None, None]
+        # Each word was written from the attention of the beam that it continues.
+        own = {
+            name: values[steps, images, path[:-1] if name in ATTENDED else path[1:]]
+            for name, values in trace.items()
+        }  # [T, B, K, ...]
+
+        def hypothesis(image: int, caption: int) -> Hypothesis:
+            score, end, words, _ = finished[image, caption].tolist()
+            parts: dict[str, Any] = {
+                name: values[: int(words), image, caption].copy() for name, values in own.items()
             }
             return Hypothesis(
-                **{"beta": None, "cells": None, **own, "tokens": own["tokens"].tolist()},
+                **{"beta": None, "cells": None, **parts, "tokens": parts["tokens"].tolist()},
                 end_log_prob=None if np.isnan(end) else end,
                 score=score,
             )
 
-        ranked = [rows[np.argsort(-rows[:, 0], kind="stable")].tolist() for rows in finished]
         return [
-            [hypothesis(image, *row) for row in rows if np.isfinite(row[0])]
-            for image, rows in enumerate(ranked)
+            [hypothesis(image, caption) for caption in np.flatnonzero(np.isfinite(scores)).tolist()]
+            for image, scores in enumerate(finished[..., 0])
         ]
