@@ -37,6 +37,12 @@ def step_kind(
     if kind == "off":
         return "off"
     hard = config.attention.select == "hard"
+    if kind == "inductor" and hard and device.type == "cuda":
+        logger.info(
+            "train.compile: steps are recorded as CUDA graphs, because inductor cannot compile the "
+            "integers of hard attention's draws for a GPU"
+        )
+        kind = "graphs"
     averages = hard and config.hard.baseline == "moving_average"
     trains_batch_norm = config.encoder.trainable_from and config.encoder.batch_norm == "train"
     reasons = {

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 
+from captioner.config import ResizeMode
 from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import (
     CaptionBatches,
@@ -30,8 +31,17 @@ VOCABULARY = Vocabulary(tiny.WORDS)
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
 
 
-def transform(augmentation: Augmentation | None = AUGMENTATION) -> ImageTransform:
-    return ImageTransform(height_px=16, width_px=24, augmentation=augmentation)
+def transform(
+    augmentation: Augmentation | None = AUGMENTATION, resize: ResizeMode = "squash"
+) -> ImageTransform:
+    return ImageTransform(
+        height_px=16,
+        width_px=24,
+        resize=resize,
+        mean=(0.4, 0.5, 0.3),
+        std=(0.2, 0.3, 0.25),
+        augmentation=augmentation,
+    )
 
 
 def dataset(photos: list[CaptionedImage], *, seed: int = 3, augment: bool = True) -> CaptionDataset:
@@ -133,6 +143,7 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
     expected = sorted((captions[c] for c in chosen), key=lambda pair: -len(tokenize(pair[1])))
     assert len(batch) == 5
     on_device = batch.to(torch.device("cpu"))
+    assert batch.inputs.dtype == torch.uint8  # a quarter of what is normalised on the device
     assert batch.inputs.shape == (3, 3, 16, 24)  # captions 2 and 3, 6 and 7 are of one photo each
     assert batch.lengths.tolist() == [len(tokenize(text)) + 1 for _, text in expected]
     assert batch.unreadable == []
@@ -145,6 +156,17 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
         assert not batch.targets[row, length:].any()
         plain = transform()(open_image(photos[photo].path))[0]
         assert torch.equal(on_device.inputs[batch.image_index[row]], plain)
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop", "letterbox"])
+def test_training_reads_a_photo_as_captioning_does(
+    photos: list[CaptionedImage], resize: ResizeMode
+) -> None:
+    reading = transform(None, resize)
+    data = CaptionDataset(photos, encode_captions(photos, VOCABULARY), reading, seed=3)
+    batch = data[0, [0, 2]].to(torch.device("cpu"))
+    for image, found in zip(batch.images.tolist(), batch.inputs, strict=True):
+        assert torch.equal(found, reading(open_image(photos[image].path))[0])
 
 
 def test_long_captions_are_cut_and_those_without_words_left_out() -> None:

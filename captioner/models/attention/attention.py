@@ -6,7 +6,6 @@ Other scores are in `scores`, windows of some cells in `windows`.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -16,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, require_divisor
+from captioner.errors import error_summary
+from captioner.log import logger
+from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid, given_mode
 
@@ -86,28 +88,28 @@ class Score(nn.Module):
 
 def additive_scores(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
     """Compare as `AdditiveScore.compare` does, summing in float32; weight is [heads, 1, 1, a]."""
-    hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).float().sigmoid()
-    weight = weight.float()
+    hidden = at_least_float32(keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid()
+    weight = at_least_float32(weight)
     return 2 * (hidden * weight).sum(-1) - weight.sum(-1)
 
 
 @functools.cache
 def fused_additive_scores() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return `additive_scores` as one kernel, which never writes `hidden` to the GPU's memory.
+    """Return `additive_scores` as one GPU kernel, which never writes `hidden` to memory.
 
-    None where kernels cannot be compiled.
+    None where kernels cannot be compiled, for want of Triton or a C compiler.
     """
-    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        torch.compile(torch.sin)(torch.zeros(2, device="cuda"))
+    except RuntimeError as error:
+        reason = error_summary(error, part="line")
+        logger.info(
+            f"attention.score additive takes several kernels for want of a compiler ({reason})"
+        )
         return None
     return torch.compile(additive_scores)
-
-
-def fused_on(device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return what computes `additive_scores` without `hidden` in memory, if the device can."""
-    if device.type != "cuda":
-        return None
-    # a part of what is being compiled is fused with the rest
-    return additive_scores if torch.compiler.is_compiling() else fused_additive_scores()
 
 
 class AdditiveScore(Score):
@@ -136,7 +138,9 @@ class AdditiveScore(Score):
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
-        if fused := fused_on(keys.device):
+        if keys.is_cuda and torch.compiler.is_compiling():  # fused with the rest of the step
+            return additive_scores(queries, keys, weight)
+        if keys.is_cuda and (fused := fused_additive_scores()):
             return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()

@@ -13,7 +13,7 @@ from plain import Vector
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import AdditiveScore, Score
+from captioner.models.attention.attention import AdditiveScore, Score, additive_scores
 from captioner.models.attention.scores import CosineScore
 from captioner.registry import SCORES
 
@@ -102,3 +102,14 @@ def test_each_score_is_its_formula_in_a_plain_loop(name: str, heads: int) -> Non
     for b, k, head, i in product(range(B), range(K), range(heads), range(L)):
         expected = formula(score, queries[b, k].tolist(), features[b, i].tolist(), head, i)
         assert scores[b, head, k, i].item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_function_that_a_gpu_fuses_is_the_additive_score(heads: int) -> None:
+    score = build("additive", heads).double()
+    assert isinstance(score, AdditiveScore)
+    queries = torch.randn(B, heads, K, A // heads, dtype=torch.float64)
+    keys = torch.randn(B, heads, L, A // heads, dtype=torch.float64)
+    weight = score.energy.weight.view(heads, 1, 1, -1)
+    found = additive_scores(queries, keys, weight)
+    torch.testing.assert_close(found, score.compare(queries, keys), rtol=1e-12, atol=1e-12)
