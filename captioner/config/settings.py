@@ -188,10 +188,13 @@ class SelfCriticalConfig:
         samples: Captions sampled for each image; 0 trains by cross-entropy on those of the data.
         baseline: What a caption's CIDEr-D is compared with: that of the `greedy` caption, as in the
             paper, or the mean of the image's other samples (`leave_one_out`).
+        temperature: Logits are divided by it, for the samples and in the loss. Use about 0.5 for a
+            model trained with label smoothing, whose samples at 1 are mostly rare words.
     """
 
     samples: NonNegativeInt = 0
     baseline: Literal["greedy", "leave_one_out"] = "leave_one_out"
+    temperature: PositiveFloat = 1.0
 
 
 @dataclass(frozen=True)

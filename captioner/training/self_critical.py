@@ -50,6 +50,7 @@ class SelfCriticalTask(TrainingTask):
         super().__init__(model)
         self.reward, self.vocabulary, self.max_words = reward, vocabulary, max_words
         self.samples, self.baseline = settings.samples, settings.baseline
+        self.temperature = settings.temperature
 
     @classmethod
     def is_asked_for(cls, config: Config) -> bool:
@@ -81,7 +82,9 @@ class SelfCriticalTask(TrainingTask):
         decoder.eval()
         draw = None if batch.image_seeds is None else partial(draw_words, batch.image_seeds)
         draw_captions = partial(sample, decoder, grid, max_words=self.max_words)
-        tokens, lengths = draw_captions(samples=self.samples, draw=draw)
+        tokens, lengths = draw_captions(
+            samples=self.samples, temperature=self.temperature, draw=draw
+        )
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
             greedy, _ = draw_captions(samples=1, greedy=True)
@@ -99,7 +102,8 @@ class SelfCriticalTask(TrainingTask):
         )
         decoder.train(was_training)
         words = pack_by_step(sampled.targets, sampled.lengths)
-        first, later = at_least_float32(output.logits).tensor_split([len(sampled.lengths)])
+        logits = at_least_float32(output.logits) / self.temperature
+        first, later = logits.tensor_split([len(sampled.lengths)])
         # probabilities over the words that could be sampled
         logits = torch.cat([writable(first, may_end=False), writable(later, may_end=True)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)

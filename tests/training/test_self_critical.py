@@ -77,15 +77,18 @@ REFERENCES = [
 ]
 
 
-@pytest.mark.parametrize("baseline", ["greedy", "leave_one_out"])
-def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: Any) -> None:
+@pytest.mark.parametrize(("baseline", "temperature"), [("greedy", 1.0), ("leave_one_out", 0.6)])
+def test_the_gradient_is_that_of_the_expected_reward(
+    model: Model, baseline: Any, temperature: float
+) -> None:
     """Against the exact gradient over all captions of one or two words, end tokens included.
 
     The end is never first: at the first word the model's shares are those among the words. The
     images of the batch differ, and so do their captions.
     """
     reward = CiderD(REFERENCES)
-    task = SelfCriticalTask(model, reward, VOCABULARY, SelfCriticalConfig(4, baseline), max_words=2)
+    settings = SelfCriticalConfig(4, baseline, temperature)
+    task = SelfCriticalTask(model, reward, VOCABULARY, settings, max_words=2)
     parameters = list(model.parameters())
 
     def flat(loss: torch.Tensor) -> torch.Tensor:
@@ -110,8 +113,9 @@ def test_the_gradient_is_that_of_the_expected_reward(model: Model, baseline: Any
                 memory, torch.tensor([[VOCABULARY.start, pair[0]]]), torch.tensor([2])
             )
             allowed = [*words, END]
-            first = forced.logits[0, words].log_softmax(0)[words.index(pair[0])]
-            second = forced.logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
+            logits = forced.logits / temperature
+            first = logits[0, words].log_softmax(0)[words.index(pair[0])]
+            second = logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
             probabilities.append((first + second).exp().item())
             gradients.append(flat(first + second))
             rewards.append(float(reward.scores([image], [[VOCABULARY.tokens[t] for t in pair]])[0]))
