@@ -78,7 +78,9 @@ reproduce: $(installed)
 	$(call train,bundled_hard,bundled_hard.yaml)
 	test -e runs/bundled_hard_averaged || $(python) -m captioner average runs/bundled_hard/best \
 	  runs/bundled_soft/best runs/bundled_hard_averaged
-	$(foreach model,bundled_soft bundled_hard_averaged, \
+	$(call train,bundled_soft_self_critical,bundled_soft_self_critical.yaml)
+	$(call train,bundled_hard_self_critical,bundled_hard_self_critical.yaml)
+	$(foreach model,bundled_soft_self_critical bundled_hard_self_critical, \
 	  $(call evaluate,$(model),flickr8k,$(FLICKR8K),dev,validation) && \
 	  $(call evaluate,$(model),table,$(PEOPLE),val,everyday) &&) true
 

@@ -285,7 +285,11 @@ LEARNED = "decoder: {kind: transformer, positions: learned, max_positions: 30}"
         ("self_critical: {samples: 1}", "self_critical.samples", []),
         ("self_critical: {samples: 2}\nloss: {attention_effect: 0.5}", "loss.attention_effect", []),
         ("self_critical: {samples: 2}\nloss: {teachers: [soft]}", "loss.teachers", []),
-        ("self_critical: {samples: 2}\nattention: {select: hard}", "self_critical.samples", []),
+        (
+            "self_critical: {samples: 2}\nattention: {select: hard, at_test: sample}",
+            "attention.at_test",
+            [],
+        ),
         ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select", []),
         ("data: {cache_min_area: 0.5}", "data.cache_min_area", []),
         (f"{LEARNED}\ndecoding: {{max_words: 31}}", "decoder.max_positions", ["use 31"]),

@@ -60,9 +60,10 @@ def _check_training(config: Config) -> None:
                 f"loss.{key}: is a term in addition to the cross-entropy of the data's captions, "
                 "which self_critical.samples replaces; use one of the two"
             )
-    if rewards and is_hard:
+    if rewards and is_hard and config.attention.at_test == "sample":
         raise ConfigError(
-            "self_critical.samples: hard attention is trained by cross-entropy only so far; use 0"
+            "attention.at_test: self-critical training scores a caption with the cells that it was "
+            "written with; use argmax or expectation"
         )
 
 
