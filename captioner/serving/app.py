@@ -1,27 +1,52 @@
-"""The HTTP application: middlewares, routes, their OpenAPI document and the web page."""
+"""The HTTP application: middlewares, routes, and how a request with photos is answered."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import fields, replace
+from functools import partial
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any, TypeAlias
 
-from fastapi import APIRouter, Depends, FastAPI, params
+import anyio
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from PIL import Image
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_fastapi_instrumentator import Instrumentator
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from captioner import __version__
 from captioner.captioner import Captioner
+from captioner.data.download import fetch_image
+from captioner.data.images import open_image
+from captioner.data.inputs import ImageInput
+from captioner.errors import ConfigError, ImageError
+from captioner.generation import SearchOptions
+from captioner.runtime.device import usable_cores
 from captioner.runtime.parallel import shared_cores
-from captioner.serving import schemas
+from captioner.serving import answers
+from captioner.serving.answers import EXCEPTION_HANDLERS, RESPONSES, Problem, option_problem
 from captioner.serving.batching import Batcher
-from captioner.serving.problems import EXCEPTION_HANDLERS, RESPONSES, Problem
-from captioner.serving.requests import Limits, PhotoRequest, describe_request, photo_request_reader
+from captioner.serving.requests import (
+    MAX_CAPTION_WORDS,
+    MAX_PICTURE_WORDS,
+    CaptionOptions,
+    ImageOptions,
+    Limits,
+    Photo,
+    PictureFormat,
+    PictureOptions,
+    ScoreOptions,
+    describe_request,
+    read_request,
+)
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
-from captioner.serving.service import Service
+from captioner.visualization import Caption, OverlayStyle
 from captioner.visualization.page import viewer_script
 
 PAGE = {
@@ -31,13 +56,17 @@ PAGE = {
     "icon.svg": "image/svg+xml",
     "sample.jpg": "image/jpeg",
 }
-PICTURE_TYPES: dict[schemas.PictureFormat, str] = {
+PICTURE_TYPES: dict[PictureFormat, str] = {
     "png": "image/png",
     "gif": "image/gif",
     "html": "text/html",
     "svg": "image/svg+xml",
     "pdf": "application/pdf",
 }
+PREVIEW_PX = 1280  # longest side of the image in pictures
+FETCH_S = 10.0  # for a photo given by its address
+# A photo as the model takes it, as pictures show it, and its own size.
+Decoded: TypeAlias = tuple[ImageInput, Image.Image, tuple[int, int]]
 
 
 def create_app(
@@ -91,7 +120,10 @@ def create_app(
     )
     login = [] if token is None else [Depends(BearerToken(token))]
     app.include_router(_photo_routes(service), dependencies=login)
-    app.include_router(_service_routes(service, login))
+    add = partial(app.add_api_route, tags=["service"])
+    add("/v1/models", service.loaded, summary="The models that are loaded", dependencies=login)
+    add("/health", service.health, summary="Whether the process lives")
+    add("/ready", service.ready, summary="Whether it takes photos now")
     for name, media_type in PAGE.items():
         content = files("captioner.serving").joinpath("static", name).read_bytes()
         _add_file(app, "/" if name == "index.html" else f"/{name}", content, media_type)
@@ -123,83 +155,29 @@ def create_app(
 def _photo_routes(service: Service) -> APIRouter:
     """Return the routes that read photos."""
     router = APIRouter(prefix="/v1", tags=["photos"], dependencies=[Depends(service.take_place)])
-
-    def reader(options: type[BaseModel]) -> Any:
-        return Depends(photo_request_reader(options, service.limits))
-
     # A response is not validated again: tests hold it to the model that OpenAPI names.
-    @router.post(
+    router.post(
         "/captions",
         summary="Caption photos",
-        response_model=schemas.CaptionsAnswer | schemas.ManyAnswer[schemas.CaptionsAnswer],
-        openapi_extra=describe_request(schemas.CaptionOptions),
-    )
-    async def captions(
-        request: Annotated[PhotoRequest[Any], reader(schemas.CaptionOptions)],
-    ) -> Response:
-        return JSONResponse(await service.captions(request))
-
-    @router.post(
+        response_model=answers.CaptionsAnswer | answers.ManyAnswer[answers.CaptionsAnswer],
+        openapi_extra=describe_request(CaptionOptions),
+    )(service.captions)
+    router.post(
         "/scores",
         summary="Score a caption that you bring",
-        response_model=schemas.ScoreAnswer | schemas.ManyAnswer[schemas.ScoreAnswer],
-        openapi_extra=describe_request(schemas.ScoreOptions),
-    )
-    async def scores(
-        request: Annotated[PhotoRequest[Any], reader(schemas.ScoreOptions)],
-    ) -> Response:
-        return JSONResponse(await service.scores(request))
-
+        response_model=answers.ScoreAnswer | answers.ManyAnswer[answers.ScoreAnswer],
+        openapi_extra=describe_request(ScoreOptions),
+    )(service.scores)
     binary = {"schema": {"type": "string", "format": "binary"}}
-
-    @router.post(
+    router.post(
         "/pictures",
         summary="Draw the attention maps of a photo",
         response_description="A sheet (png, svg, pdf), an animation (gif), or a page of one file "
         "(html).",
         response_class=Response,
         responses={200: {"content": dict.fromkeys(PICTURE_TYPES.values(), binary)}},
-        openapi_extra=describe_request(schemas.PictureOptions),
-    )
-    async def pictures(
-        request: Annotated[PhotoRequest[Any], reader(schemas.PictureOptions)],
-    ) -> Response:
-        form = request.options.format
-        headers = {"Content-Disposition": f'attachment; filename="caption.{form}"'}
-        return Response(await service.picture(request), 200, headers, PICTURE_TYPES[form])
-
-    return router
-
-
-def _service_routes(service: Service, login: Sequence[params.Depends]) -> APIRouter:
-    """Return the routes for models, and for the server's state without a login."""
-    router = APIRouter(tags=["service"])
-
-    @router.get("/v1/models", summary="The models that are loaded", dependencies=login)
-    async def models() -> schemas.ModelsAnswer:
-        found = [
-            schemas.ModelBody(
-                name=name,
-                attention=captioner.config.attention.select,
-                decoder=captioner.config.decoder.kind,
-                beam_size=captioner.config.decoding.beam_size,
-                max_words=captioner.config.decoding.max_words,
-                words=len(captioner.vocabulary),
-            )
-            for name, captioner in service.models.items()
-        ]
-        return schemas.ModelsAnswer(models=found)
-
-    @router.get("/health", summary="Whether the process lives")
-    async def health() -> schemas.StateBody:
-        return schemas.StateBody(status="ok")
-
-    @router.get("/ready", summary="Whether it takes photos now")
-    async def ready() -> schemas.StateBody:
-        if service.full:
-            raise Problem(503, "not now: too many photos are waiting")
-        return schemas.StateBody(status="ready")
-
+        openapi_extra=describe_request(PictureOptions),
+    )(service.pictures)
     return router
 
 
@@ -208,3 +186,214 @@ def _add_file(app: FastAPI, address: str, content: bytes, media_type: str) -> No
         return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
     app.add_api_route(address, file, include_in_schema=False, methods=["GET", "HEAD"])
+
+
+class Service:
+    """The models, threads and limits of the server, and the functions of its routes.
+
+    They raise a Problem if an option or the only photo cannot be used.
+    """
+
+    batcher: Batcher  # set when the server starts
+
+    def __init__(self, models: Mapping[str, Captioner], limits: Limits) -> None:
+        self.models, self.limits = dict(models), limits
+        self.requests = 0
+        self._decoding = anyio.CapacityLimiter(usable_cores())
+        self._drawing = anyio.CapacityLimiter(2)
+
+    async def loaded(self) -> answers.ModelsAnswer:
+        found = [
+            answers.ModelBody(
+                name=name,
+                attention=captioner.config.attention.select,
+                decoder=captioner.config.decoder.kind,
+                beam_size=captioner.config.decoding.beam_size,
+                max_words=captioner.config.decoding.max_words,
+                words=len(captioner.vocabulary),
+            )
+            for name, captioner in self.models.items()
+        ]
+        return answers.ModelsAnswer(models=found)
+
+    async def health(self) -> answers.StateBody:
+        return answers.StateBody(status="ok")
+
+    async def ready(self) -> answers.StateBody:
+        if self.requests >= self.limits.max_requests:
+            raise Problem(503, "not now: too many photos are waiting")
+        return answers.StateBody(status="ready")
+
+    async def take_place(self) -> AsyncIterator[None]:
+        """Count a request until its answer, as a dependency; at most `max_requests` at once."""
+        if self.requests >= self.limits.max_requests:
+            raise Problem(503, "too many photos are waiting; try again in a moment")
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    async def captions(self, request: Request) -> Response:
+        """Answer with a `CaptionsAnswer`, or those for several photos."""
+        photos, options, several = await read_request(request, CaptionOptions, self.limits)
+        name, captioner, search = self._model(options)
+        if options.num_captions > search.beam_size and not options.sample:
+            raise option_problem(
+                "num_captions", f"is at most beam_size, which is {search.beam_size}"
+            )
+
+        async def work(photo: Photo) -> dict[str, Any]:
+            image, *_ = await self._decode(photo, captioner)
+            captions = await self._caption(name, search, image)
+            # In a thread: twenty captions with their maps keep others waiting.
+            contents = await run_sync(
+                lambda: [each.to_dict(maps=options.maps) for each in captions]
+            )
+            return {"model": name, "beam_size": search.beam_size, "captions": contents}
+
+        return await self._answer(photos, work, several=several)
+
+    async def scores(self, request: Request) -> Response:
+        """Answer with a `ScoreAnswer`, or those for several photos."""
+        photos, options, several = await read_request(request, ScoreOptions, self.limits)
+        name, captioner, _ = self._model(options)
+        words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
+
+        async def work(photo: Photo) -> dict[str, Any]:
+            image, *_ = await self._decode(photo, captioner)
+            caption = await self._score(captioner, options.caption, options, image)
+            return {
+                "model": name,
+                "caption": caption.to_dict(maps=options.maps),
+                "log_prob": round(caption.log_prob, 6),
+                "unknown_words": [word for word in words if word not in captioner.vocabulary],
+            }
+
+        return await self._answer(photos, work, several=several)
+
+    async def pictures(self, request: Request) -> Response:
+        """Answer with a picture of a caption and its attention maps."""
+        photos, options, _ = await read_request(request, PictureOptions, self.limits)
+        if len(photos) > 1:
+            raise option_problem("image", "a picture is of one photo; send a request for each")
+        name, captioner, search = self._model(options)
+        if options.caption is not None:
+            _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
+        with self._deadline():
+            image, preview, size = await self._decode(photos[0], captioner)
+            if options.caption is not None:
+                caption = await self._score(captioner, options.caption, options, image)
+            else:
+                (caption,) = await self._caption(name, search, image)
+            drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
+            picture = await run_sync(
+                lambda: drawn.picture_bytes(
+                    options.format,
+                    OverlayStyle(options.style),
+                    name="your photo",
+                    model=name,
+                    original_size=size,
+                ),
+                limiter=self._drawing,
+                abandon_on_cancel=True,
+            )
+        headers = {"Content-Disposition": f'attachment; filename="caption.{options.format}"'}
+        return Response(picture, 200, headers, PICTURE_TYPES[options.format])
+
+    async def _answer(
+        self,
+        photos: list[Photo],
+        work: Callable[[Photo], Awaitable[dict[str, Any]]],
+        *,
+        several: bool,
+    ) -> Response:
+        """Return the answer for a photo, or the list of those for several, in time."""
+
+        async def one_of_several(photo: Photo) -> dict[str, Any]:
+            try:
+                return {"image": photo.name, **await work(photo)}
+            except Problem as problem:
+                return {"image": photo.name, "error": problem.document()}
+
+        with self._deadline():
+            if not several:
+                return JSONResponse(await work(photos[0]))
+            return JSONResponse({"photos": await asyncio.gather(*map(one_of_several, photos))})
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        try:
+            with anyio.fail_after(self.limits.deadline_s):
+                yield
+        except TimeoutError:
+            raise Problem(
+                504,
+                f"the answer was not ready within {self.limits.deadline_s:g} s; try again, or ask "
+                "for less (a smaller beam_size, a shorter caption)",
+            ) from None
+
+    def _model(self, options: ImageOptions) -> tuple[str, Captioner, SearchOptions]:
+        """Return the model that a request chooses, and its settings replaced by the request's."""
+        name = next(iter(self.models)) if options.model is None else options.model
+        if name not in self.models:
+            names = " or ".join(self.models)
+            raise option_problem("model", f"there is no model '{name}'; use {names}")
+        given = options.model_dump(include={field.name for field in fields(SearchOptions)})
+        try:
+            return name, self.models[name], self.models[name].options(**given)
+        except ConfigError as error:
+            setting, _, detail = str(error).partition(": ")
+            raise option_problem(setting, detail) from None
+
+    async def _decode(self, photo: Photo, captioner: Captioner) -> Decoded:
+        """Fetch a photo, if it is an address, and decode its bytes in a thread."""
+        source = photo.source
+        in_thread = partial(run_sync, abandon_on_cancel=True)
+
+        def decode(data: bytes) -> Decoded:
+            image = open_image(data, max_pixels=self.limits.max_pixels)
+            size = image.size
+            prepared = captioner.transform.array(image)
+            image.thumbnail((PREVIEW_PX, PREVIEW_PX), Image.Resampling.LANCZOS)  # if it is larger
+            return prepared, image, size
+
+        try:
+            if isinstance(source, str):
+                if not self.limits.allow_urls:
+                    raise ImageError(
+                        "is an address, and this server fetches none (captioner serve "
+                        "--allow-urls); send the photo itself"
+                    )
+                source = await in_thread(fetch_image, source, self.limits.max_bytes, FETCH_S)
+            return await in_thread(decode, source, limiter=self._decoding)
+        except ImageError as error:
+            raise Problem(422, f"the photo {error}") from None
+
+    async def _caption(self, name: str, search: SearchOptions, image: ImageInput) -> list[Caption]:
+        """Caption an image in a batch with others of the same model and settings."""
+
+        def caption_images(images: Sequence[ImageInput]) -> list[list[Caption]]:
+            return self.models[name].captions(images, search)
+
+        if search.sample:  # alone, so that a seed draws the same whoever else asks
+            return (await self.batcher.run_alone(lambda: caption_images([image])))[0]
+        return await self.batcher.submit((name, search), caption_images, image)
+
+    async def _score(
+        self, captioner: Captioner, text: str, options: ImageOptions, image: ImageInput
+    ) -> Caption:
+        return await self.batcher.run_alone(
+            lambda: captioner.score(image, text, at_test=options.at_test)
+        )
+
+
+def _check_words(captioner: Captioner, text: str, most: int) -> list[str]:
+    """Return the words of a caption to score; their number bounds what scoring and drawing cost."""
+    words = captioner.vocabulary.tokenizer.split(text)
+    if not words:
+        raise option_problem("caption", "has no words; give at least one")
+    if len(words) > most:
+        detail = f"has {len(words)} words after Unicode normalisation; use at most {most}"
+        raise option_problem("caption", detail)
+    return words

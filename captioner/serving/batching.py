@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -61,34 +62,29 @@ class Batcher:
 
     def _run_next(self, key: Hashable, work: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         """Run the next batch of a key, in a thread."""
-        waiting = self._waiting[key]
         batch: list[tuple[Any, Future[Any]]] = []
-        while len(batch) < self.max_batch:
-            try:
-                item, result = waiting.popleft()  # safe where another thread takes from it too
-            except IndexError:
-                break
-            if result.set_running_or_notify_cancel():
-                batch.append((item, result))
+        with suppress(IndexError):  # another thread may take from it, too
+            while len(batch) < self.max_batch:
+                item, result = self._waiting[key].popleft()
+                if result.set_running_or_notify_cancel():
+                    batch.append((item, result))
         if batch:
             self.observe(len(batch))
-            _run(batch, work)
+            if not _run(batch, work):
+                for each in batch:
+                    _run([each], work)
 
 
 def _run(
     batch: Sequence[tuple[Any, Future[Any]]], work: Callable[[Sequence[Any]], Sequence[Any]]
-) -> None:
-    """Set the results of a batch; if it fails, run its items one by one."""
-    results = None
+) -> bool:
+    """Set the results of a batch, or the error of a single item; return whether they are set."""
     try:
         results = work([item for item, _ in batch])
     except Exception as error:  # noqa: BLE001  it is raised where the item was submitted
         if len(batch) == 1:
             batch[0][1].set_exception(error)
-            return
-    if results is None:  # here the error, which keeps the batch's memory alive, is gone
-        for each in batch:
-            _run([each], work)
-        return
+        return len(batch) == 1  # the error, which keeps the batch's memory alive, is gone then
     for (_, future), result in zip(batch, results, strict=True):
         future.set_result(result)
+    return True

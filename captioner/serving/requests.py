@@ -1,4 +1,4 @@
-"""Read photos and options from a request: a multipart form, JSON, or the raw bytes of one photo.
+"""Requests with photos: their options, and reading them from a form, JSON or the bytes of a photo.
 
 FastAPI's own form parameters are not used, because they take neither JSON nor a raw body on the
 same route, read a form before the token is checked, and write uploads of more than 1 MB to the
@@ -9,24 +9,107 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 from fastapi import Request
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from captioner.config import HardAttentionMode
 from captioner.data.download import is_url
-from captioner.serving.problems import Problem, option_problem
+from captioner.serving.answers import Problem, option_problem
+from captioner.visualization.style import STYLES, StyleName
 
 MULTIPART, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
 IMAGE = "image"  # the field of photos
 MAX_PHOTOS = 16  # in a request
 MAX_FIELDS, MAX_FIELD_BYTES = 40, 2**16  # of a form, its photos apart
-Options = TypeVar("Options", bound=BaseModel)
+MAX_BEAM = 20
+MAX_CAPTION_CHARACTERS = 1000
+MAX_CAPTION_WORDS, MAX_PICTURE_WORDS = 60, 30  # counted by the model's tokenizer (see app)
+
+PictureFormat = Literal["png", "gif", "html", "svg", "pdf"]
+CaptionText = Annotated[str, Field(min_length=1, max_length=MAX_CAPTION_CHARACTERS)]
+
+
+class ImageOptions(BaseModel):
+    """Options of every request with an image."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = Field(
+        None, max_length=200, description="A name from /v1/models; by default the first."
+    )
+    at_test: HardAttentionMode | None = Field(
+        None, description="How hard attention selects a cell; only for models with it."
+    )
+
+
+class SearchSettings(ImageOptions):
+    beam_size: int | None = Field(
+        None, ge=1, le=MAX_BEAM, description="Hypotheses kept; 1 is greedy. Default: the model's."
+    )
+    min_words: int | None = Field(None, ge=0, lt=MAX_CAPTION_WORDS, description="Shortest caption.")
+    max_words: int | None = Field(None, ge=1, le=MAX_CAPTION_WORDS, description="Longest caption.")
+
+
+class CaptionOptions(SearchSettings):
+    num_captions: int = Field(
+        1, ge=1, le=MAX_BEAM, description="Captions to answer, best first; up to beam_size."
+    )
+    sample: bool = Field(False, description="Draw captions at random instead of searching.")
+    temperature: float | None = Field(
+        None, gt=0, le=100, description="With sample: below 1 likely words become likelier."
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="With sample: only the likeliest words whose probabilities sum to this.",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**32, description="With sample: draw the same captions again."
+    )
+    maps: bool = Field(False, description="Also answer the attention map of each word.")
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> CaptionOptions:
+        for name in ("temperature", "top_p", "seed"):
+            if getattr(self, name) is not None and not self.sample:
+                raise ValueError(f"{name} needs sample")
+        return self
+
+
+class ScoreOptions(ImageOptions):
+    caption: CaptionText = Field(
+        description=f"The caption to score, of at most {MAX_CAPTION_WORDS} words.",
+        examples=["two dogs run through the snow"],
+    )
+    maps: bool = Field(False, description="Also answer the attention map of each word.")
+
+
+class PictureOptions(SearchSettings):
+    format: PictureFormat = Field("png", description="What to draw.")
+    style: StyleName = Field(STYLES[0], description="How attention is shown.")
+    caption: CaptionText | None = Field(
+        None,
+        description=f"A caption to score and draw, of at most {MAX_PICTURE_WORDS} words; without "
+        "it the model writes one.",
+    )
+
+    @model_validator(mode="after")
+    def _check_exclusive(self) -> PictureOptions:
+        for name in ("beam_size", "min_words", "max_words"):
+            if self.caption is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} is for captions of the model, so not with caption")
+        return self
+
+
+Options = TypeVar("Options", bound=ImageOptions)
 
 
 @dataclass(frozen=True)
@@ -48,47 +131,33 @@ class Limits:
     allow_urls: bool = False
 
 
-@dataclass(frozen=True)
-class Photo:
+class Photo(NamedTuple):
     """A photo of a request: its name, and the bytes of its file or the address to fetch."""
 
     name: str
     source: bytes | str
 
 
-@dataclass(frozen=True)
-class PhotoRequest(Generic[Options]):
-    """A request that has been read; one with several photos or a list is answered by a list."""
-
-    photos: list[Photo]
-    options: Options
-    several: bool
-
-
-def photo_request_reader(
-    kind: type[Options], limits: Limits
-) -> Callable[[Request], Awaitable[PhotoRequest[Options]]]:
-    """Return a dependency that reads requests with options of a kind."""
-
-    async def read(request: Request) -> PhotoRequest[Options]:
-        try:
-            with anyio.fail_after(limits.deadline_s):
-                photos, fields, is_list = await _read_body(request, limits.max_bytes)
-        except TimeoutError:
-            detail = f"the photo did not arrive within {limits.deadline_s:g} s"
-            raise Problem(408, detail, headers={"Connection": "close"}) from None
-        if not photos or not all(photo.source for photo in photos):
-            raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
-        if len(photos) > MAX_PHOTOS:
-            raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
-        options = _validated(kind, {**request.query_params, **fields})
-        return PhotoRequest(photos, options, is_list or len(photos) > 1)
-
-    return read
-
-
-# The photos of a request, its options, and whether the photos are a list.
+# The photos of a request, its options, and whether it is answered by a list.
 Body: TypeAlias = tuple[list[Photo], dict[str, Any], bool]
+
+
+async def read_request(
+    request: Request, kind: type[Options], limits: Limits
+) -> tuple[list[Photo], Options, bool]:
+    """Return the photos of a request, its options, and whether it is answered by a list."""
+    try:
+        with anyio.fail_after(limits.deadline_s):
+            photos, fields, is_list = await _read_body(request, limits.max_bytes)
+    except TimeoutError:
+        detail = f"the photo did not arrive within {limits.deadline_s:g} s"
+        raise Problem(408, detail, headers={"Connection": "close"}) from None
+    if not photos or not all(photo.source for photo in photos):
+        raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
+    if len(photos) > MAX_PHOTOS:
+        raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
+    options = _validated(kind, {**request.query_params, **fields})
+    return photos, options, is_list or len(photos) > 1
 
 
 async def _read_body(request: Request, max_bytes: int) -> Body:
@@ -181,7 +250,7 @@ def _validated(kind: type[Options], given: dict[str, Any]) -> Options:
 
 
 def describe_request(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI parameters and body of what photo_request_reader reads."""
+    """Return the OpenAPI parameters and body of what `read_request` reads."""
     parameters = [
         {"name": name, "in": "query", "schema": schema, "description": schema["description"]}
         for name, schema in kind.model_json_schema()["properties"].items()

@@ -12,7 +12,7 @@ from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from captioner.serving.problems import Problem
+from captioner.serving.answers import Problem
 
 # Names under which a server on loopback answers. Any other name belongs to another host that was
 # pointed here, so that its pages could read responses that need no login (DNS rebinding).

@@ -19,7 +19,6 @@ from starlette.testclient import TestClient
 
 from captioner import Captioner
 from captioner.errors import ImageError
-from captioner.serving import service
 from captioner.serving.app import create_app
 from captioner.serving.requests import Limits
 
@@ -167,7 +166,7 @@ def test_addresses_are_fetched_only_where_the_server_may(
             raise ImageError("cannot be fetched: the site answers 404 Not Found")
         return photo
 
-    monkeypatch.setattr(service, "fetch_image", fetch)
+    monkeypatch.setattr("captioner.serving.app.fetch_image", fetch)
     assert "--allow-urls" in problem(client.post("/v1/captions", json={"image": url}), 422)
     assert not asked
     with limited(allow_urls=True, max_bytes=10**6) as open_one:

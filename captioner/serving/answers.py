@@ -1,14 +1,14 @@
-"""Errors as problem documents (RFC 9457, `application/problem+json`)."""
+"""The answers of the REST interface: their models, and errors as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -88,3 +88,92 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request cannot be used.", "content": _CONTENT},
     "5XX": {"description": "Too much is asked at once, or of a photo.", "content": _CONTENT},
 }
+
+
+class GeometryBody(BaseModel):
+    photo_width_px: int
+    photo_height_px: int
+    left_px: float
+    top_px: float
+    width_px: float
+    height_px: float
+    flipped: bool
+
+
+class CaptionBody(BaseModel):
+    """One caption, with the log-probability and attention of each of its T words."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    caption: str
+    words: list[str]
+    log_probs: list[float] = Field(description="[T], in nats")
+    end_log_prob: float | None = Field(description="of the end; null for a caption cut off")
+    confidence: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="estimated probability that the caption is right; null or absent for models "
+        "without a calibrator",
+    )
+    confidence_threshold: float | None = Field(
+        None, description="the caption is unsure where its confidence is below this"
+    )
+    beta: list[float] | None = Field(description="[T], the gate; null for models without it")
+    cells: list[Any] | None = Field(None, description="[T], cells that hard attention selected")
+    paths: list[list[int]] | None = Field(
+        None, description="[M][T], cells of sampled attention paths"
+    )
+    maps: list[list[list[float]]] | None = Field(
+        None, description="[T][rows][columns], each word's map sums to 1"
+    )
+    heads: list[Any] | None = Field(None, description="[T][layers][heads][rows][columns]")
+    geometry: GeometryBody | None = Field(
+        None, description="The rectangle of the upright photo that the maps cover, in pixels"
+    )
+
+
+class CaptionsAnswer(BaseModel):
+    model: str
+    beam_size: int
+    captions: list[CaptionBody] = Field(description="best first")
+
+
+class ScoreAnswer(BaseModel):
+    model: str
+    caption: CaptionBody
+    log_prob: float = Field(description="of the caption with its end token, in nats")
+    unknown_words: list[str] = Field(
+        description="words outside the vocabulary, scored as the unknown word"
+    )
+
+
+Answer = TypeVar("Answer", CaptionsAnswer, ScoreAnswer)
+
+
+class FailedPhoto(BaseModel):
+    image: str
+    error: ProblemBody
+
+
+class ManyAnswer(BaseModel, Generic[Answer]):
+    """The answers for several photos, in their order; those that cannot be used have an error."""
+
+    photos: list[Answer | FailedPhoto]
+
+
+class ModelBody(BaseModel):
+    name: str
+    attention: str = Field(description="soft or hard")
+    decoder: str
+    beam_size: int = Field(description="used where a request gives none")
+    max_words: int
+    words: int = Field(description="size of the vocabulary")
+
+
+class ModelsAnswer(BaseModel):
+    models: list[ModelBody] = Field(description="The first is the default.")
+
+
+class StateBody(BaseModel):
+    status: str
