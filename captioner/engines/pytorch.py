@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from captioner.engines import Precision
-from captioner.errors import ConfigError
 from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import graphs_of_search
@@ -26,9 +25,6 @@ class TorchEngine:
 
     Args:
         precision: Number format of the encoder, most of the work; the decoder stays in float32.
-
-    Raises:
-        ConfigError: It is another one.
     """
 
     name: ClassVar[str] = "torch"
@@ -36,8 +32,6 @@ class TorchEngine:
     def __init__(
         self, model: CaptionModel, device: torch.device, precision: Precision = "float32"
     ) -> None:
-        if precision not in get_args(Precision):
-            raise ConfigError(f"precision: {precision!r} is not float32 or bfloat16")
         self.device, self.dtype = device, getattr(torch, precision)
         self.model = copy.deepcopy(model).to(device).eval()
         fold_batch_norms(self.model.encoder)

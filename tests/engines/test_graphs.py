@@ -155,7 +155,7 @@ def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
         np.testing.assert_allclose(logits[cells == cell][0], expected[0], rtol=2e-4, atol=2e-5)
 
 
-def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_graph_usable(
+def test_items_computed_at_once_come_in_their_order(
     graph_folder: tuple[Path, GraphDecoder],
 ) -> None:
     path = graph_folder[0] / GRAPHS[1]
@@ -163,15 +163,11 @@ def test_items_computed_at_once_come_in_their_order_and_a_wrong_one_leaves_the_g
     _, grid = grids()
     items = [{"features": np.asarray(grid.features[i % B, None]) * (1 + i)} for i in range(7)]
     one_by_one = [Graph(path)(item) for item in items]
-    threads = ThreadPoolExecutor(2)
-    for _ in range(2):
+    with ThreadPoolExecutor(2) as threads:
         for found, expected in zip(threads.map(graph, items), one_by_one, strict=True):
             assert found.keys() == expected.keys()
             for name, array in found.items():
                 assert np.array_equal(array, expected[name])
-        wrong = [items[0], {"features": np.zeros((1, 2, 3, 4), np.float32)}, items[1]]
-        with pytest.raises(CheckpointError, match="prepare.onnx"):
-            list(threads.map(graph, wrong))
 
 
 def test_a_graph_is_not_read_from_a_cache_that_another_process_fills(tmp_path: Path) -> None:
@@ -199,17 +195,6 @@ def caption(folder: Path) -> None:
     """Caption a photo by the folder's graphs, which its manifest is made to agree with."""
     write_manifest(folder)
     Captioner.from_pretrained(folder, engine="runtime").caption(tiny.photo(1)[0])
-
-
-def sentence(folder: Path) -> str:
-    """The one sentence that refuses the folder."""
-    with pytest.raises(CheckpointError) as caught:
-        caption(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(folder) in message
-    assert len(message) < 600
-    return message
 
 
 def change(path: Path, function: Callable[[Any], None]) -> None:
@@ -254,40 +239,16 @@ def test_a_graph_that_reads_other_files_or_runs_other_code_is_refused(
     weights = (folder / "model.safetensors").read_bytes()
     (folder.parent / "secret").write_bytes(weights)
     change(folder / name, function)
-    message = sentence(folder)
+    with pytest.raises(CheckpointError) as caught:
+        caption(folder)
+    message = str(caught.value)
+    assert str(folder / name) in message
     assert function is other_domain or "another file than the folder's weights" in message
 
 
-def swap(folder: Path) -> None:
-    content = (folder / "step.onnx").read_bytes()
-    (folder / "step.onnx").write_bytes((folder / "prepare.onnx").read_bytes())
-    (folder / "prepare.onnx").write_bytes(content)
-
-
-def rename_an_output(folder: Path) -> None:
-    def rename(model: Any) -> None:
-        for node in model.graph.node:
-            for place, name in enumerate(node.output):
-                node.output[place] = "others" if name == "logits" else name
-        next(o for o in model.graph.output if o.name == "logits").name = "others"
-
-    change(folder / "step.onnx", rename)
-
-
-def describe(folder: Path, **changed: Any) -> None:
-    path = folder / "graphs.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-
-
-@pytest.mark.parametrize("damage", [swap, rename_an_output])
-def test_graphs_that_do_not_fit_their_folder_are_refused(
-    damage: Callable[[Path], None], folder: Path
-) -> None:
-    damage(folder)
-    sentence(folder)
-
-
 def test_graphs_of_a_newer_version_are_not_used(folder: Path) -> None:
-    describe(folder, format=2, grid={"rows": 2, "columns": 3}, hard_attention=None)
+    path = folder / "graphs.json"
+    content = {"format": 2, "grid": {"rows": 2, "columns": 3}, "hard_attention": None}
+    path.write_text(json.dumps(json.loads(path.read_text()) | content))
     write_manifest(folder)
     assert Captioner.from_pretrained(folder, device="cpu").engine.name == "torch"
