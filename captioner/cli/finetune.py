@@ -14,7 +14,7 @@ from pathlib import Path
 from captioner.cli import parsing, run_command
 from captioner.cli.train import parse_options, recipe_parser, split_options, train_and_show
 from captioner.config import ModelConfig
-from captioner.config.recipes import instantiate, read_recipe
+from captioner.config.recipes import read_recipe
 from captioner.config.settings import Config
 from captioner.errors import CaptionerError, ConfigError
 
@@ -57,10 +57,9 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
             raise
         settings = ModelConfig()
     recipe = read_recipe(*(recipes or [RECIPE]), base=settings)
-    arguments = parse_options(parser, recipe, options)
+    config, arguments = parse_options(parser, recipe, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + EXAMPLE)
-    config = instantiate(Config, arguments)
     cache = config.data.cache
     if cache and cache == recipe.data.cache:  # it may hold that of another table
         cache = str(Path(arguments.output) / "cache")

@@ -12,22 +12,17 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_options
-from captioner.config.fields import REMOVED, warn_of_removed
-from captioner.config.recipes import (
-    instantiate,
-    parser_for,
-    read_recipe,
-    set_defaults,
-    shipped_recipes,
-)
+from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
+from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
 from captioner.config.validation import with_source_roots
-from captioner.errors import CaptionerError, ConfigError
+from captioner.errors import CaptionerError, ConfigError, error_summary
 from captioner.log import logger
 
 EXAMPLE = "example: captioner train --config flickr8k_soft --data.root data/flickr8k"
@@ -94,11 +89,10 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         description=__doc__,
     )
     parser.usage = f"{parser.usage}\n\n{EXAMPLE}\n\nthe options most used:\n{_MOST_USED}"
-    arguments = parse_options(parser, read_recipe(*recipes), options)
+    config, arguments = parse_options(parser, read_recipe(*recipes), options)
     if not recipes:
         names = ", ".join(shipped_recipes())
         logger.info(f"no --config, so the default settings; recipes: {names}")
-    config = instantiate(Config, arguments)
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]
@@ -116,8 +110,35 @@ def _recipe_list() -> str:
     return "\n".join(lines)
 
 
+def _accepted(key: str) -> str:
+    """Return in words what a setting accepts; nothing for an option that is no setting."""
+    section, _, name = key.partition(".")
+    hints = get_type_hints(type(getattr(Config(), section, None)), include_extras=True)
+    return in_words(hints[name]) if name in hints else ""
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Shows what a setting accepts in words, where jsonargparse shows its Python type."""
+
+    def _get_type_str(self, action: argparse.Action) -> str | None:
+        return _accepted(action.dest) or super()._get_type_str(action)
+
+
+class _Parser(ArgumentParser):
+    """Raises a ConfigError of one sentence, where argparse ends the program."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:
+            super().error(message, ex)
+        # About a value, jsonargparse says which Python types failed; we say what is accepted.
+        key = re.search(r'key "(\w+\.\w+)"', message)
+        if key and (accepted := _accepted(key[1])):
+            raise ConfigError(f"{key[1]}: use {accepted}") from None
+        raise ConfigError(error_summary(message)) from None
+
+
 def recipe_parser(
-    usage: str, *, recipe: str, default: str | None = None, **texts: str
+    usage: str, *, recipe: str, default: str | None = None, **texts: Any
 ) -> ArgumentParser:
     """Return a parser with an option for each setting, `--config` and `--resume`.
 
@@ -127,28 +148,40 @@ def recipe_parser(
         texts: Other texts of the parser.
     """
     usage = f"%(prog)s {usage} [--resume] [--SECTION.KEY VALUE ...]"
-    parser = parser_for(Config, usage=usage, **texts)
+    # Some options are read before the parser, which would accept an abbreviation and drop it.
+    parser = _Parser(allow_abbrev=False, formatter_class=_HelpFormatter, usage=usage, **texts)
+    parser.add_class_arguments(Config, None)
     parser.add_argument("--config", metavar="RECIPE", default=default, help=recipe)
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
     parsing.add_log_options(parser)
     return parser
 
 
-def parse_options(parser: ArgumentParser, recipe: Config, options: list[str]) -> Namespace:
+def parse_options(
+    parser: ArgumentParser, recipe: Config, options: list[str]
+) -> tuple[Config, Namespace]:
     """Parse the options of `recipe_parser`, which win over a recipe; say as much as they choose.
+
+    Returns:
+        The settings, and all that was parsed.
 
     Raises:
         ConfigError: An option is unknown, or its value cannot be used.
     """
-    set_defaults(parser, recipe)
+    sections: dict[str, Any] = {name: vars(settings) for name, settings in vars(recipe).items()}
+    parser.set_defaults(
+        {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
+    )
     try:
         if sentence := unknown_options(parser, options):
             raise ConfigError(sentence)
         arguments = parser.parse_args(options)
+        parsed = arguments.as_dict()
+        config = settings_from(Config, {name: parsed[name] for name in sections})
     except ConfigError as error:
         raise ConfigError(f"{error} ({parser.prog} --help shows the options)") from None
     parsing.set_log_level(arguments)
-    return arguments
+    return config, arguments
 
 
 def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]], list[str]]:

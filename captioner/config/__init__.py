@@ -1,7 +1,8 @@
-"""Settings of a model; those of training are in `settings`, `recipes` and `validation`."""
+"""Settings of models and of training, from YAML and from Python."""
 
 from captioner.config.fields import require_divisor, validate_section
-from captioner.config.model import (
+from captioner.config.recipes import from_yaml, to_yaml
+from captioner.config.settings import (
     AttentionConfig,
     DecoderConfig,
     DecodingConfig,
@@ -11,6 +12,4 @@ from captioner.config.model import (
     ModelConfig,
     PreprocessConfig,
     ResizeMode,
-    from_yaml,
-    to_yaml,
 )

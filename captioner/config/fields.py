@@ -1,26 +1,23 @@
-"""Types of settings, with their wording for users, and the check of a value against its type.
-
-In settings.py, jsonargparse would take the `TYPE_CHECKING` block for the types of the fields.
-"""
+"""Types of settings, with their wording for users, and the check of a value against its type."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import is_dataclass
+import sys
+from dataclasses import dataclass, is_dataclass
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
+    Annotated,
     Any,
     Literal,
+    TypeAlias,
     TypeVar,
     Union,
     get_args,
     get_origin,
     get_type_hints,
 )
-
-from jsonargparse.typing import restricted_number_type
 
 from captioner.errors import ConfigError
 from captioner.log import logger
@@ -49,111 +46,84 @@ IN_WORDS: dict[Any, str] = {
 }
 
 
-def _number(name: str, kind: type, in_words: str, *restrictions: tuple[str, float]) -> Any:
-    number = restricted_number_type(name, kind, list(restrictions), docstring=in_words)
-    IN_WORDS[number] = in_words
-    return number
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a setting may be, both ends included, and the end of their description."""
+
+    least: float
+    most: float
+    in_words: str
 
 
-def _count_up_to(name: str, most: int) -> Any:
-    return _number(name, int, f"a whole number from 1 to {most}", (">", 0), ("<=", most))
-
-
-_FINITE = ("<", math.inf)
+_LARGEST = sys.float_info.max  # what is larger is infinite
+PositiveInt: TypeAlias = Annotated[int, Range(1, _LARGEST, "from 1 up")]
+NonNegativeInt: TypeAlias = Annotated[int, Range(0, _LARGEST, "from 0 up")]
 # Memory grows with these, also where a stranger's model folder sets them.
-MAX_BEAM_SIZE = 1000
-MAX_WORDS = 10_000  # of a caption
-_MAX_INPUT_PX = 4096
-
-if TYPE_CHECKING:
-    PositiveInt = int
-    NonNegativeInt = int
-    InputPixels = int
-    BeamSize = int
-    CaptionLength = int
-    Seed = int
-    PositiveFloat = float
-    NonNegativeFloat = float
-    UnitInterval = float
-    BelowOne = float
-    AreaShare = float
-    Radius = float
-    LengthPenalty = float
-    DataFormat = str
-    TokenizerName = str
-    ScoreName = str
-    WindowName = str
-    SelectName = str
-    DecoderName = str
-else:
-    PositiveInt = _number("PositiveInt", int, "a whole number from 1 up", (">", 0))
-    NonNegativeInt = _number("NonNegativeInt", int, "a whole number from 0 up", (">=", 0))
-    InputPixels = _count_up_to("InputPixels", _MAX_INPUT_PX)
-    BeamSize = _count_up_to("BeamSize", MAX_BEAM_SIZE)
-    CaptionLength = _count_up_to("CaptionLength", MAX_WORDS)
-    Seed = _number("Seed", int, "a whole number from 0 to 2^63 - 1", (">=", 0), ("<", 2**63))
-    PositiveFloat = _number("PositiveNumber", float, "a number above 0", (">", 0), _FINITE)
-    NonNegativeFloat = _number("NonNegativeNumber", float, "a number from 0 up", (">=", 0), _FINITE)
-    UnitInterval = _number(
-        "ClosedUnitInterval", float, "a number from 0 to 1", (">=", 0), ("<=", 1)
-    )
-    BelowOne = _number("BelowOne", float, "a number from 0 up to below 1", (">=", 0), ("<", 1))
-    AreaShare = _number("AreaShare", float, "a number from 0.01 to 1", (">=", 0.01), ("<=", 1))
-    # The cell nearest to a window's centre is up to half a cell away and must be inside.
-    Radius = _number("Radius", float, "a number of cells from 0.5 up", (">=", 0.5), _FINITE)
-    # Beyond 10, lengths to this power leave the range of floats; the field uses 0 to 2.
-    LengthPenalty = _number(
-        "LengthPenalty", float, "a number from -10 to 10", (">=", -10), ("<=", 10)
-    )
-    DataFormat = Literal[("auto", *DATA_FORMATS)]
-    TokenizerName = Literal[tuple(TOKENIZERS)]
-    ScoreName = Literal[tuple(SCORES)]
-    WindowName = Literal[tuple(WINDOWS)]
-    SelectName = Literal[tuple(SELECTS)]
-    DecoderName = Literal[tuple(DECODERS)]
+InputPixels: TypeAlias = Annotated[int, Range(1, 4096, "from 1 to 4096")]
+BeamSize: TypeAlias = Annotated[int, Range(1, 1000, "from 1 to 1000")]
+CaptionLength: TypeAlias = Annotated[int, Range(1, 10_000, "from 1 to 10000")]
+Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1, "from 0 to 2^63 - 1")]
+PositiveFloat: TypeAlias = Annotated[float, Range(math.ulp(0.0), _LARGEST, "above 0")]
+NonNegativeFloat: TypeAlias = Annotated[float, Range(0, _LARGEST, "from 0 up")]
+UnitInterval: TypeAlias = Annotated[float, Range(0, 1, "from 0 to 1")]
+BelowOne: TypeAlias = Annotated[float, Range(0, math.nextafter(1, 0), "from 0 up to below 1")]
+AreaShare: TypeAlias = Annotated[float, Range(0.01, 1, "from 0.01 to 1")]
+# The cell nearest to a window's centre is up to half a cell away and must be inside.
+Radius: TypeAlias = Annotated[float, Range(0.5, _LARGEST, "of cells from 0.5 up")]
+# Beyond 10, lengths to this power leave the range of floats; the field uses 0 to 2.
+LengthPenalty: TypeAlias = Annotated[float, Range(-10, 10, "from -10 to 10")]
+# mypy takes only literals that are written out.
+DataFormat: TypeAlias = Literal[("auto", *DATA_FORMATS)]  # type: ignore[valid-type]
+TokenizerName: TypeAlias = Literal[tuple(TOKENIZERS)]  # type: ignore[valid-type]
+ScoreName: TypeAlias = Literal[tuple(SCORES)]  # type: ignore[valid-type]
+WindowName: TypeAlias = Literal[tuple(WINDOWS)]  # type: ignore[valid-type]
+SelectName: TypeAlias = Literal[tuple(SELECTS)]  # type: ignore[valid-type]
+DecoderName: TypeAlias = Literal[tuple(DECODERS)]  # type: ignore[valid-type]
 
 
 def validate_section(settings: Any, prefix: str = "") -> None:
-    """Refuse values of a section outside the type and range of their fields.
-
-    Raises:
-        ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
-    """
-    hints = get_type_hints(type(settings))
-    for key, value in vars(settings).items():
-        if _checked(hints[key], value, f"{prefix}{key}") != value:  # a text that is a number
-            raise _refusal(hints[key], value, f"{prefix}{key}")
+    """Refuse values of a section outside the type and range of their fields, as `settings_from`."""
+    _converted_values(type(settings), vars(settings), prefix)
 
 
-def settings_from(kind: type[SettingsT], values: Any, prefix: str) -> SettingsT:
-    """Return the settings of a section from values by key, as YAML or the command line has them.
+def settings_from(kind: type[SettingsT], values: Any, prefix: str = "") -> SettingsT:
+    """Return settings from values by key, as YAML or the command line has them.
 
     Args:
-        kind: Class of the settings; keys without a value keep its defaults.
+        kind: Class of a section, or of all sections; keys without a value keep its defaults.
 
     Raises:
         ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
     """
-    if values is None:  # of a section without lines below
-        values = {}
-    elif isinstance(values, kind):
-        values = vars(values)
-    if not isinstance(values, dict):
+    values = getattr(values, "__dict__", values)  # of settings, or of a Namespace
+    if not isinstance(values, dict | None):
         raise ConfigError(
-            f"{prefix[:-1]}: holds no settings; write one 'key: value' a line, of "
+            f"{prefix[:-1] or 'the recipe'}: holds no settings; write one 'key: value' a line, of "
             f"{', '.join(get_type_hints(kind))}"
         )
-    hints, known = get_type_hints(kind), {}
+    return kind(**_converted_values(kind, values or {}, prefix))
+
+
+def _converted_values(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return values in the types of their settings, without those of earlier versions."""
+    hints, known = get_type_hints(kind, include_extras=True), {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name in REMOVED:
             if value != REMOVED[name]:
                 warn_of_removed(name)
+        elif name == "text":  # a section of earlier versions
+            _converted_values(object, value or {}, "text.")
         elif key not in hints:
             raise ConfigError(f"{name}: no such setting; use one of {', '.join(hints)}")
         else:
-            known[key] = _checked(hints[key], value, name)
-    return kind(**known)
+            try:
+                known[key] = _converted(hints[key], value, name)
+            except ValueError:
+                shown, accepted = "null" if value is None else value, in_words(hints[key])
+                message = f"{name}: {shown} is not accepted; use {accepted}"
+                raise ConfigError(message) from None
+    return known
 
 
 def warn_of_removed(key: str) -> None:
@@ -161,17 +131,14 @@ def warn_of_removed(key: str) -> None:
     logger.warning(f"{key}: this setting is gone and does nothing; remove it")
 
 
-def _checked(hint: Any, value: Any, key: str) -> Any:
-    """Return a value in the type of the setting `key`; refuse one that it cannot have."""
-    try:
-        return _converted(hint, value, key)
-    except ValueError:
-        raise _refusal(hint, value, key) from None
-
-
 def _converted(hint: Any, value: Any, key: str) -> Any:
+    """Return a value in the type of the setting `key`; a ValueError if it cannot have it."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
+    if origin is Annotated:
+        number, limits = _converted(arguments[0], value, key), arguments[1]
+        if limits.least <= number <= limits.most:
+            return number
+    elif origin in (Union, UnionType):
         for choice in arguments:
             with contextlib.suppress(ValueError):
                 return _converted(choice, value, key)
@@ -184,39 +151,30 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
             return tuple(_converted(k, v, key) for k, v in zip(kinds, value, strict=True))
     elif is_dataclass(hint):
         return settings_from(hint, value, f"{key}.")  # type: ignore[arg-type]  # mypy: an instance
-    elif hint is bool or isinstance(value, bool):
-        if hint is bool and isinstance(value, bool):
-            return value
-    elif issubclass(hint, float):
+    elif hint is float and not isinstance(value, bool):
         if isinstance(value, (int, float, str)):  # YAML reads 1e-4 as a text
-            return float(hint(float(value)))
-    elif issubclass(hint, int):
-        if isinstance(value, int):
-            return int(hint(value))  # YAML cannot write jsonargparse's classes of numbers
-    elif isinstance(value, hint):
+            return float(value)
+    elif type(value) is hint:  # true is no whole number
         return value
     raise ValueError
-
-
-def _refusal(hint: Any, value: Any, key: str) -> ConfigError:
-    shown = "null" if value is None else value
-    return ConfigError(f"{key}: {shown} is not accepted; use {in_words(hint)}")
 
 
 def in_words(hint: Any) -> str:
     """Return what a setting of this type accepts, in words for a message.
 
     >>> in_words(Literal["soft", "hard"] | None)
-    'soft, hard or null'
+    'soft or hard or null'
     """
     arguments = get_args(hint)
     if hint in IN_WORDS:
         return IN_WORDS[hint]
+    if get_origin(hint) is Annotated:
+        return f"{IN_WORDS[arguments[0]]} {arguments[1].in_words}"
     if get_origin(hint) is tuple:
+        if Ellipsis in arguments:
+            return "a list"
         kinds = "" if arguments[0] is float else f", each {in_words(arguments[0])}"
-        return "a list" if Ellipsis in arguments else f"a list of {len(arguments)} numbers{kinds}"
-    if is_dataclass(hint):
-        return f"settings of {', '.join(get_type_hints(hint))}"
+        return f"a list of {len(arguments)} numbers{kinds}"
     *most, last = arguments if get_origin(hint) is Literal else map(in_words, arguments)
     return f"{', '.join(most)} or {last}" if most else str(last)
 

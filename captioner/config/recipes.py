@@ -1,85 +1,41 @@
-"""Settings from recipes (YAML files that may name a base) and from options."""
+"""Settings from YAML: recipes, which may name a base, and model folders."""
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, TypeAlias
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
 
-from captioner.config.fields import in_words
-from captioner.config.model import (
-    NO_YAML,
-    ConfigT,
-    ModelConfig,
-    Sections,
-    from_sections,
-)
-from captioner.config.settings import Config
+from captioner.config.fields import SettingsT, settings_from
+from captioner.config.settings import Config, ModelConfig
 from captioner.errors import ConfigError, error_summary
 
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
+
+Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
 
 
-def parser_for(config_class: type[ModelConfig], **options: Any) -> ArgumentParser:
-    """Return an `ArgumentParser` with an option `--section.key` for every setting."""
-    # Some options are read before the parser, which would accept an abbreviation and drop it.
-    parser = _Parser(allow_abbrev=False, **options)
-    parser.config_class = config_class
-    parser.add_class_arguments(config_class, None)
-    return parser
-
-
-def set_defaults(parser: ArgumentParser, config: ModelConfig) -> None:
-    """Make settings the defaults of a parser's options, as its help then shows."""
-    parser.set_defaults(
-        {
-            f"{section}.{key}": value
-            for section, settings in vars(config).items()
-            for key, value in vars(settings).items()
-        }
-    )
-
-
-class _Parser(ArgumentParser):
-    """Raises a ConfigError of one sentence, where argparse ends the program."""
-
-    config_class: type[ModelConfig]
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if not self.exit_on_error:
-            super().error(message, ex)
-        # About a value, jsonargparse says which Python types failed; we say what is accepted.
-        place = re.search(r'key "(\w+)\.(\w+)"', message)
-        section = getattr(self.config_class(), place[1], None) if place else None
-        if place is None or section is None:
-            raise ConfigError(error_summary(message)) from None
-        accepted = in_words(get_type_hints(type(section))[place[2]])
-        raise ConfigError(f"{place[1]}.{place[2]}: use {accepted}") from None
-
-
-def instantiate(config_class: type[ConfigT], parsed: Namespace) -> ConfigT:
-    """Return what a parser of `parser_for` has read as settings.
+def from_yaml(config_class: type[SettingsT], text: str) -> SettingsT:
+    """Return settings from YAML; others keep their defaults.
 
     Raises:
-        ConfigError: A value is not accepted; names its key.
+        ConfigError: An unknown key or a value that is not accepted, by its name.
     """
-    sections = parsed.as_dict()
-    return from_sections(config_class, {f.name: sections[f.name] for f in fields(config_class)})
+    try:
+        return settings_from(config_class, yaml.safe_load(text))
+    except _NO_YAML as error:
+        raise ConfigError(error_summary(error)) from None
 
 
-def _overlay(below: Sections, above: Sections) -> Sections:
-    """Return the settings of both, those of `above` where both have a setting."""
-    return {
-        section: {**below.get(section, {}), **above.get(section, {})}
-        for section in {**below, **above}
-    }
+def to_yaml(config: ModelConfig) -> str:
+    """Return all settings as YAML, defaults included."""
+    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -104,7 +60,15 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
     sections: Sections = {} if base is None else asdict(base)
     for recipe in recipes:
         sections = _overlay(sections, _read_recipe(_find_recipe(str(recipe), Path()), ()))
-    return from_sections(Config, sections)
+    return settings_from(Config, sections)
+
+
+def _overlay(below: Sections, above: Sections) -> Sections:
+    """Return the settings of both, those of `above` where both have a setting."""
+    return {
+        section: {**below.get(section, {}), **above.get(section, {})}
+        for section in {**below, **above}
+    }
 
 
 def _find_recipe(recipe: str, folder: Path) -> Path:
@@ -125,7 +89,7 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, *NO_YAML) as error:
+    except (OSError, *_NO_YAML) as error:
         raise ConfigError(f"{path}: cannot be read as YAML ({error_summary(error)})") from None
     document = {} if document is None else document
     bases: Any = document.pop(BASE, None) or [] if isinstance(document, dict) else []
@@ -134,7 +98,7 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         for base in bases if isinstance(bases, list) else [bases]:
             found = _find_recipe(str(base), path.parent)
             sections = _overlay(sections, _read_recipe(found, (*below, path.resolve())))
-        config = from_sections(Config, document)
+        config = settings_from(Config, document)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     above = {

@@ -8,8 +8,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from captioner.config.fields import validate_section
-from captioner.config.model import ModelConfig
-from captioner.config.settings import Config, DataConfig, OptimConfig, SourceConfig
+from captioner.config.settings import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    SourceConfig,
+)
 from captioner.errors import ConfigError
 
 

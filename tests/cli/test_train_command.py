@@ -19,7 +19,7 @@ from captioner.checkpoint import GRAPHS, STATE, load_training_state, verify
 from captioner.cli.train import parse_settings
 from captioner.config import from_yaml, to_yaml
 from captioner.config.recipes import shipped_recipes
-from captioner.config.settings import Config
+from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import ConfigError
 
@@ -299,6 +299,8 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
         roots("--data.root=x")
     config, _ = parse_settings(["--data.root=x", "--data.root", "y"])
     assert config.data.root == "y"
+    config, _ = parse_settings(['--data.sources=[{"root": "a", "weight": 2}]'])
+    assert config.data.sources == (SourceConfig(root="a", weight=2.0),)
 
 
 # -------------------------------------------------------------------------------- scarce resources
