@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from captioner.cli.train import parse_settings
+from captioner.cli.train import train_settings
 from captioner.config import ModelConfig, PreprocessConfig, from_yaml, to_yaml
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
@@ -91,7 +91,7 @@ def test_settings_of_earlier_versions_are_read_and_reported_where_they_did_somet
 def test_an_option_of_an_earlier_version_is_named_and_does_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config, _ = parse_settings(["--config", "table", "--data.root", "a", "--loss.consensus", "0.5"])
+    config, _ = train_settings(["--config", "table", "--data.root", "a", "--loss.consensus", "0.5"])
     assert config.data.root == "a"
     assert capsys.readouterr().err.startswith("loss.consensus: this setting is gone")
 

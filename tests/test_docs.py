@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 import shlex
@@ -14,7 +13,8 @@ import pytest
 import tiny
 from programs import REPOSITORY, Commands, ProgramResult
 
-from captioner.cli import COMMANDS
+from captioner.__main__ import main
+from captioner.cli import COMMANDS, parsing
 
 DOCS = REPOSITORY / "docs"
 PAGES = ["README.md", *(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
@@ -71,15 +71,14 @@ def test_a_documented_command_is_understood(
             assert (REPOSITORY / file).is_file(), f"{page} names {value}"
     if words[0] not in COMMANDS:
         return
-    module = importlib.import_module(f"captioner.cli.{words[0].replace('-', '_')}")
 
-    def stop(command: object) -> int:
+    def stop(arguments: object) -> None:
         raise Parsed
 
-    monkeypatch.setattr(module, "run_command", stop)
+    monkeypatch.setattr(parsing, "set_log_level", stop)  # as soon as the arguments are parsed
     monkeypatch.chdir(REPOSITORY)
     with pytest.raises((Parsed, SystemExit)) as outcome:
-        module.main(words[1:])
+        main(words)
     if outcome.type is SystemExit:  # --help
         assert outcome.value.code == 0, f"{page}: {capsys.readouterr().err}"
 

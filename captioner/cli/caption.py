@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import inputs, load_captioner, output, parsing, run_command, show
+from captioner.cli import command, inputs, load_captioner, output, parsing, show
 from captioner.errors import CaptionerError
 from captioner.log import logger, printable, progress_bar
 
@@ -54,16 +54,8 @@ _OF_WRITE = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    output.check_output_options(parser, arguments)
-    _check(parser, arguments)
-    return run_command(lambda: _CaptionRun(arguments).run())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = parsing.CommandParser("caption", __doc__)
+@command
+def caption(parser: parsing.CommandParser) -> int:
     parser.add_argument(
         "photos",
         nargs="+",
@@ -135,7 +127,10 @@ def _parser() -> argparse.ArgumentParser:
         help="where addresses in pages that begin with / begin (default: the page's folder, or "
         "one above it, whichever has the file)",
     )
-    return parser
+    arguments = parser.parse()
+    output.check_output_options(parser, arguments)
+    _check(parser, arguments)
+    return _CaptionRun(arguments).run()
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:

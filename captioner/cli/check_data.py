@@ -7,12 +7,11 @@ Exit code: 0 nothing to mend, 1 something to mend, 2 the data set cannot be read
 
 from __future__ import annotations
 
-import argparse
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import parsing, run_command, show
+from captioner.cli import command, parsing, show
 from captioner.config.settings import DataConfig
 from captioner.errors import DataError, listed
 from captioner.files import check_writable, save
@@ -28,8 +27,8 @@ NAMED = 10  # files of a kind that are named one by one
 ON_SHEET = 36  # photos on a contact sheet
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser("check-data", __doc__)
+@command
+def check_data(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add("root", help="folder of the data set, or its captions file")
     add("--split", action="append", help="a split; may be given several times (default: all)")
@@ -41,10 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     help_ = f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)"
     add("--contact-sheet", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, metavar="FILE", help="write the report as JSON here")
-    return run_command(lambda: _run(parser.parse_args(argv)))
+    arguments = parser.parse()
 
-
-def _run(arguments: argparse.Namespace) -> int:
     from captioner.data import checks
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json

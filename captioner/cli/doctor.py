@@ -1,20 +1,21 @@
-"""Check the installation: versions, device, models, Java, extras.
-
-Lines marked !! need mending, -- are optional. Exit code: 0 captioner works,
-1 something that it needs is missing.
-"""
+"""Commands for the installation: check it, and complete commands in a shell."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
+import io
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import captioner
-from captioner.cli import OF_TRAINING, parsing, run_command, show
+from captioner.cli import COMMANDS, OF_TRAINING, command, command_main, parsing, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
 from captioner.runtime.device import available_cores, torch_is_installed
@@ -32,14 +33,20 @@ _EXTRAS = {
     "pillow-heif": ("pillow_heif", "HEIC photos"),
 }
 
-
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser("doctor", __doc__)
-    parser.parse_args(argv)
-    return run_command(_run)
+SHELLS = ("bash", "zsh", "fish")
+# A zsh without its user's configuration has not started its completion system.
+_ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
 
 
-def _run() -> int:
+@command
+def doctor(parser: parsing.CommandParser) -> int:
+    """Check the installation: versions, device, models, Java, extras.
+
+    Lines marked !! need mending, -- are optional. Exit code: 0 captioner works,
+    1 something that it needs is missing.
+    """
+    parser.parse()
+
     broken = []
     for mark, name, found in _checks():
         show(f"{mark}  {name:18} {printable(found)}")
@@ -89,3 +96,54 @@ def _checks() -> Iterator[tuple[str, str, str]]:
         else:
             remedy = f"pip install '{package}'"
             yield OPTIONAL, package, f"not installed, needed for {purpose}: {remedy}"
+
+
+@command
+def completion(parser: parsing.CommandParser) -> int:
+    """Print a script with which your shell completes captioner's commands and options.
+
+    Try it in bash or zsh with: eval "$(captioner completion bash)"; in fish with:
+    captioner completion fish | source.
+    """
+    parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
+    arguments = parser.parse()
+
+    show(script(arguments.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Return the completion script of one of SHELLS."""
+    import shtab
+
+    root = argparse.ArgumentParser(prog="captioner")
+    root.add_argument("--version", action="store_true")
+    commands = root.add_subparsers()
+    for name, purpose in COMMANDS.items():
+        parser = commands.add_parser(name, help=purpose, add_help=False)
+        for option, choices in options_of(name).items():
+            if choices is None:
+                parser.add_argument(option, action="store_true")
+                continue
+            action: Any = parser.add_argument(option, choices=choices or None)
+            if not choices:
+                action.complete = shtab.FILE
+        files: Any = parser.add_argument("files", nargs="*")
+        files.complete = shtab.FILE
+    text: str = shtab.complete(root, shell, preamble=_ZSH if shell == "zsh" else "")
+    return text
+
+
+def options_of(command: str) -> dict[str, list[str] | None]:
+    """Return a command's options with the values to choose from, and None for those without one."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        command_main(command)(["--help"])
+    listing = text.getvalue().partition("\noptions:\n")[2]  # without the usage
+    found: dict[str, list[str] | None] = {}
+    for names in re.findall(r"^ {1,4}(-\S.*?)(?: {2,}.*)?$", listing, re.MULTILINE):
+        choices = re.search(r"\{([^}]*)\}", names)
+        takes_value = re.search(r"--\S+ \S", names)
+        for option in re.findall(r"(?<!\S)--[a-z][\w.+-]*", names):
+            found[option] = (choices[1].split(",") if choices else []) if takes_value else None
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -25,15 +24,16 @@ MAX_WORDS = 1000
 class CommandParser(argparse.ArgumentParser):
     """A command's parser: with `--quiet` and `--verbose`, and one sentence on what is wrong."""
 
-    def __init__(self, command: str, description: str | None) -> None:
+    def __init__(self, command: str, description: str | None, words: Sequence[str]) -> None:
         codes = "Exit code: 0 done, 2 it could not be done."
         epilog = None if description and "Exit code" in description else codes
         super().__init__(prog=f"captioner {command}", description=description, epilog=epilog)
+        self._words = words
         add_log_options(self)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = sys.argv[1:] if args is None else args
-        parsed = super().parse_args(args, namespace)
+    def parse(self) -> Any:
+        """Parse the command's arguments, and say as much as they choose."""
+        parsed = self.parse_args(self._words)
         set_log_level(parsed)
         return parsed
 

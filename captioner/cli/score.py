@@ -6,31 +6,27 @@ Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 
 from __future__ import annotations
 
-import argparse
 import json
 import unicodedata
 from functools import partial
 from pathlib import Path
 
-from captioner.cli import load_captioner, output, parsing, run_command, show
+from captioner.cli import command, load_captioner, output, parsing, show
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import logger, printable
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser("score", __doc__)
+@command
+def score(parser: parsing.CommandParser) -> int:
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
     parser.add_argument("text", metavar="CAPTION", nargs="+", help="its caption")
     parsing.add_model_options(parser, search=False)
     output.add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse()
     arguments.text = " ".join(arguments.text)
     output.check_output_options(parser, arguments)
-    return run_command(lambda: _run(arguments))
 
-
-def _run(arguments: argparse.Namespace) -> int:
     from captioner.data.images import open_image
 
     photo = arguments.photo

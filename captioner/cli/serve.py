@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import load_captioner, parsing, run_command, show
+from captioner.cli import command, load_captioner, parsing, show
 from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.CommandParser("serve", __doc__)
+@command
+def serve(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     port = parsing.number_from(0, 65535, int)
@@ -68,17 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     help_ = "seconds for an upload to arrive, and again for its answer (default: 30)"
     add("--deadline", type=number, default=30, metavar="S", help=help_)
-    return run_command(lambda: _run(parser.parse_args(argv)))
+    arguments = parser.parse()
 
-
-def _origin(text: str) -> str:
-    """Parse the origin of a web site, such as https://example.org."""
-    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
-    return text.lower()
-
-
-def _run(arguments: argparse.Namespace) -> int:
     with needs_extra("serve", "serve"):
         import uvicorn
 
@@ -120,11 +111,18 @@ def _run(arguments: argparse.Namespace) -> int:
             timeout_graceful_shutdown=arguments.deadline + 5,
         )
         # uvicorn drains on these signals and then sends them to itself again: that is no error.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: sys.exit())
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda *_: sys.exit())
         show(f"captioner listens at http://{_url_host(host)}:{port}")
         uvicorn.Server(config).run(sockets=[listening])
     return 0
+
+
+def _origin(text: str) -> str:
+    """Parse the origin of a web site, such as https://example.org."""
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", text, re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
+    return text.lower()
 
 
 def _url_host(host: str) -> str:

@@ -1,30 +1,34 @@
-"""Train a captioning model from a recipe.
-
-Every setting of a recipe is also an option, and options win over recipes.
-"""
+"""Commands that train: from a recipe, from a model with photos of your own; and a run's curves."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from captioner.cli import INTERRUPTED, end_at_next_interrupt, parsing, run_command, show
+from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_options
+from captioner.config import ModelConfig
 from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
 from captioner.config.validation import with_source_roots
-from captioner.errors import CaptionerError, ConfigError, error_summary
+from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.log import logger
 
+CURVES = ("png", "pdf", "svg")  # kinds of pictures
+START, FINETUNE = "soft", "finetune"  # the model and the recipe with which finetune begins
+FINETUNE_EXAMPLE = "captioner finetune photos.csv --from soft --output my-model"
 EXAMPLE = "example: captioner train --config flickr8k_soft --data.root data/flickr8k"
 _MOST_USED = """\
   --config RECIPE               captioner train alone lists the recipes
@@ -40,25 +44,40 @@ _MOST_USED = """\
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: train_and_show(*parse_settings(argv)))
+def train(words: Sequence[str]) -> int:
+    """Train a captioning model from a recipe.
+
+    Every setting of a recipe is also an option, and options win over recipes.
+    """
+    return run_command(lambda: _train(*train_settings(words)))
 
 
-def train_and_show(config: Config, resume: bool, *, validate_start: bool = False) -> int:
+def finetune(words: Sequence[str]) -> int:
+    """Fine-tune a model with your own captioned photos.
+
+    Give a table with the columns image, caption and, if you have them, split (train, val), or any
+    other layout that docs/data.md lists. The model keeps its architecture and its words, and gets
+    the words of your captions in addition. Without splits, some photos are held out for validation.
+    Every setting of a recipe is also an option.
+    """
+    return run_command(lambda: _train(*finetune_settings(words), validate_start=True))
+
+
+def _train(config: Config, resume: bool, *, validate_start: bool = False) -> int:
     """Train, show the folder of the best model, and return the exit code."""
     from captioner.checkpoint import DESCRIPTION
     from captioner.export import export_graphs
-    from captioner.training.run import holds_a_run, train
+    from captioner.training import run
 
     reports = os.environ.get("RANK", "0") == "0"  # of several processes, the first alone
     try:
-        best = train(config, resume=resume, validate_start=validate_start)
+        best = run.train(config, resume=resume, validate_start=validate_start)
     except KeyboardInterrupt:
         end_at_next_interrupt()
-        run = Path(config.train.output)
-        message = f"interrupted before {run} had a checkpoint; start the same command again"
-        if holds_a_run(run):
-            message = f"interrupted; go on with the same command and --resume ({run})"
+        folder = Path(config.train.output)
+        message = f"interrupted before {folder} had a checkpoint; start the same command again"
+        if run.holds_a_run(folder):
+            message = f"interrupted; go on with the same command and --resume ({folder})"
         if reports:
             print(message, file=sys.stderr)
         return INTERRUPTED
@@ -75,9 +94,9 @@ def train_and_show(config: Config, resume: bool, *, validate_start: bool = False
     return 0
 
 
-def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
+def train_settings(words: Sequence[str]) -> tuple[Config, bool]:
     """Return the recipe's settings, changed by the options, and whether to resume a run."""
-    (recipes, roots), options = split_options(argv, "--config", "--data.root")
+    (recipes, roots), options = split_options(words, "--config", "--data.root")
     if not (recipes or roots or options):
         print(f"recipes:\n{_recipe_list()}\n\n{EXAMPLE}\n", file=sys.stderr)
         raise ConfigError("name a recipe with --config (captioner train --help shows the options)")
@@ -86,7 +105,7 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         recipe="YAML file, or the name of a recipe that comes with captioner, such as "
         "flickr8k_soft; of several, later ones win",
         prog="captioner train",
-        description=__doc__,
+        description=train.__doc__,
     )
     parser.usage = f"{parser.usage}\n\n{EXAMPLE}\n\nthe options most used:\n{_MOST_USED}"
     config, arguments = parse_options(parser, read_recipe(*recipes), options)
@@ -97,6 +116,50 @@ def parse_settings(argv: list[str] | None) -> tuple[Config, bool]:
         # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]
         config = replace(config, data=with_source_roots(config.data, ",".join(named)))
+    return config, arguments.resume
+
+
+def finetune_settings(words: Sequence[str]) -> tuple[Config, bool]:
+    """Return the settings of a run, and whether to resume it.
+
+    The recipe is laid over the settings of the model to start from; options win over both.
+    """
+    from captioner.checkpoint import load_config, model_folder, verify
+
+    (recipes, starts), options = split_options(words, "--config", "--from")
+    parser = recipe_parser(
+        "DATA --output DIR [--from MODEL]",
+        recipe="recipe, as of captioner train",
+        default=FINETUNE,
+        prog="captioner finetune",
+        description=finetune.__doc__,
+        epilog=f"example: {FINETUNE_EXAMPLE}",
+    )
+    add = parser.add_argument
+    add("table", metavar="DATA", nargs="?", help="folder of the data set, or its captions file")
+    add("--from", metavar="MODEL", default=START, help="bundled model, model folder or run")
+    add("--output", type=parsing.folder_name, metavar="DIR", help="run folder to make")
+    start = (starts or [START])[-1]
+    try:
+        folder = model_folder(start)
+        verify(folder)
+        settings = load_config(folder)
+    except CaptionerError:
+        if not {"--help", "-h"} & set(options):
+            raise
+        settings = ModelConfig()
+    recipe = read_recipe(*(recipes or [FINETUNE]), base=settings)
+    config, arguments = parse_options(parser, recipe, options)
+    if not (arguments.table and arguments.output):
+        raise ConfigError("give the captioned photos and a folder to make: " + FINETUNE_EXAMPLE)
+    cache = config.data.cache
+    if cache and cache == recipe.data.cache:  # it may hold that of another table
+        cache = str(Path(arguments.output) / "cache")
+    config = replace(
+        config,
+        data=replace(config.data, root=arguments.table, sources=None, cache=cache),
+        train=replace(config.train, start_from=start, output=arguments.output),
+    )
     return config, arguments.resume
 
 
@@ -184,11 +247,11 @@ def parse_options(
     return config, arguments
 
 
-def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]], list[str]]:
+def split_options(words: Sequence[str], *names: str) -> tuple[list[list[str]], list[str]]:
     """Return the values of each of these options, and all other words.
 
     They are read before the other options, which override a recipe and its model wherever it is
-    named, and because each of several data sets has a root. None stands for the program's words.
+    named, and because each of several data sets has a root.
 
     Raises:
         ConfigError: One of them has no value.
@@ -197,10 +260,42 @@ def split_options(argv: list[str] | None, *names: str) -> tuple[list[list[str]],
     for name in (*names, *(f"--{key}" for key in REMOVED)):
         parser.add_argument(name, dest=name, action="append", default=[])
     try:
-        found, others = parser.parse_known_args(argv)
+        found, others = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
     for key in REMOVED:  # options of earlier versions
         if getattr(found, f"--{key}"):
             warn_of_removed(key)
     return [getattr(found, name) for name in names], others
+
+
+@command
+def plot(parser: parsing.CommandParser) -> int:
+    """Draw a run's curves: losses, rates, metrics, entropy of attention."""
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="a run folder")
+    add("--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)")
+    kinds = parsing.names_of((*CURVES, "gif", "all"))
+    help_ = "kinds to save, separated by commas: png, pdf, svg, or all (default: png)"
+    add("--save", type=kinds, default=("png",), metavar="KINDS", help=help_)
+    arguments = parser.parse()
+    if "gif" in arguments.save:
+        logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
+
+    from captioner.visualization.curves import save_curves
+
+    metrics, entries = arguments.run / "metrics.jsonl", []
+    with contextlib.suppress(OSError):
+        for line in metrics.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):  # the last one, while it is written
+                entries.append(json.loads(line))
+    if not entries:
+        raise CheckpointError(
+            f"{metrics}: has no entries; name the folder of a training run that has logged some"
+        )
+    output = arguments.output or arguments.run / "plots"
+    curves = [output / f"curves.{kind}" for kind in CURVES if {kind, "all"} & {*arguments.save}]
+    save_curves(entries, curves, title=arguments.run.resolve().name)
+    for path in curves:
+        show(path)
+    return 0

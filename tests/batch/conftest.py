@@ -33,7 +33,7 @@ def model(model_with_graphs: Path) -> Path:
 @pytest.fixture
 def batch(model: Path) -> Callable[..., int]:
     """Run `captioner batch` in this process, with shards of ten photos."""
-    from captioner.cli.batch import main
+    from captioner.cli.batch import batch as main
 
     def run(source: object, output: object, *options: object) -> int:
         arguments = [source, "--output", output, "--checkpoint", model, "--device", "cpu"]
@@ -46,7 +46,7 @@ def batch(model: Path) -> Callable[..., int]:
 @pytest.fixture(scope="session")
 def undisturbed(collection: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of a run of the collection that nothing disturbed."""
-    from captioner.cli.batch import main
+    from captioner.cli.batch import batch as main
 
     output = tmp_path_factory.mktemp("undisturbed")
     options = ["--checkpoint", str(model), "--device", "cpu", "--workers", "1"]

@@ -133,8 +133,8 @@ def test_sheets_and_words_are_drawn_as_png_under_the_photo_s_name(
 def test_a_plain_sheet_imports_only_what_it_needs(photo: Path, tmp_path: Path) -> None:
     """With a bundled model, whose graphs need no torch, which would take longer than the test."""
     script = (
-        "import sys; from captioner.cli.caption import main\n"
-        f"code = main([{str(photo)!r}, '--output', {str(tmp_path / 'out')!r}])\n"
+        "import sys; from captioner.cli.caption import caption\n"
+        f"code = caption([{str(photo)!r}, '--output', {str(tmp_path / 'out')!r}])\n"
         "names = ['matplotlib.pyplot', 'matplotlib.figure', 'tensorboard', 'torch']\n"
         "names += ['captioner.data.layouts', 'captioner.data.download']\n"
         "names += ['captioner.cli.' + name for name in 'alt_text pages xmp suggestions'.split()]\n"

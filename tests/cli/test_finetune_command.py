@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from captioner.checkpoint import MODELS, load_config, load_model
-from captioner.cli.finetune import main, parse_settings
+from captioner.cli.train import finetune, finetune_settings
 from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config
 from captioner.config.validation import validate
@@ -30,7 +30,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: Path) -> None:
     arguments = ["my.csv", "--from", str(tiny_model), "--output", str(tmp_path / "run")]
-    config, resume = parse_settings([*arguments, "--optim.lr", "3e-4", "--decoder.dropout=0.25"])
+    config, resume = finetune_settings([*arguments, "--optim.lr", "3e-4", "--decoder.dropout=0.25"])
     model = load_config(tiny_model)
     assert config.preprocess == model.preprocess
     assert config.attention == model.attention
@@ -41,18 +41,18 @@ def test_architecture_is_the_models_and_options_win(tiny_model: Path, tmp_path: 
     assert (config.train.start_from, config.data.root) == (str(tiny_model), "my.csv")
     assert config.data.cache == str(tmp_path / "run" / "cache")
     assert not resume
-    tuned, _ = parse_settings([*arguments, "--encoder.trainable_from", "layer4"])
+    tuned, _ = finetune_settings([*arguments, "--encoder.trainable_from", "layer4"])
     validate(tuned)
-    elsewhere, _ = parse_settings([*arguments, "--data.cache", "elsewhere"])
+    elsewhere, _ = finetune_settings([*arguments, "--data.cache", "elsewhere"])
     assert elsewhere.data.cache == "elsewhere"
 
 
 def test_a_recipe_may_hold_what_an_option_gives(tiny_model: Path, tmp_path: Path) -> None:
     """As the config.yaml of a run, with which a resumed run is begun."""
     arguments = ["my.csv", "--from", str(tiny_model), "--output", "run"]
-    config, _ = parse_settings(arguments)
+    config, _ = finetune_settings(arguments)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    again, _ = parse_settings([*arguments, "--config", str(tmp_path / "config.yaml")])
+    again, _ = finetune_settings([*arguments, "--config", str(tmp_path / "config.yaml")])
     assert (again.data.root, again.train.output) == ("my.csv", "run")
 
 
@@ -64,7 +64,7 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     run = tmp_path / "run"
     arguments = [str(table), "--from", str(tiny_model), "--output", str(run)]
     arguments += ["--train.epochs", "1", "--train.samples", "0", "--train.device", "cpu"]
-    assert main(arguments) == 0
+    assert finetune(arguments) == 0
     captured = capsys.readouterr()
     assert (run / "best").is_dir()
     assert "held out for validation" in captured.err
@@ -74,7 +74,7 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     before, after = load_model(tiny_model)[2], load_model(run / "best")[2]
     assert after.words[: len(before.words)] == before.words
     assert "meadow" in after
-    assert main([*arguments, "--resume", "--train.epochs", "2"]) == 0
+    assert finetune([*arguments, "--resume", "--train.epochs", "2"]) == 0
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 
@@ -94,7 +94,7 @@ def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
 
 def test_help_shows_the_size_of_the_model_to_start_from(capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
+        finetune(["--help"])
     assert stopped.value.code == 0
     height = load_config(MODELS / "soft").preprocess.height_px
     text = capsys.readouterr().out

@@ -16,7 +16,7 @@ import tiny
 from PIL import Image
 from programs import Commands, ProgramResult
 
-from captioner.cli.caption import main
+from captioner.cli.caption import caption as main
 from captioner.cli.inputs import photos_in, skipped_sentence
 from captioner.cli.output_folder import JOURNAL, read_journal
 from captioner.data.images import open_image, register_heif

@@ -17,7 +17,7 @@ from programs import REPOSITORY, Commands, Programs
 from captioner import __version__
 from captioner.__main__ import main
 from captioner.cli import COMMANDS
-from captioner.cli.completion import SHELLS, script
+from captioner.cli.doctor import SHELLS, script
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from captioner.cli.plot import main, read_metrics
+from captioner.cli.train import plot
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_drawn_with_its_curves(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(run), "--output", str(tmp_path), "--save", "all"]) == 0
+    assert plot([str(run), "--output", str(tmp_path), "--save", "all"]) == 0
     names = ["curves.png", "curves.pdf", "curves.svg"]
     assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in names]
     with Image.open(tmp_path / "curves.png") as curves:
@@ -37,8 +37,8 @@ def test_a_run_without_figures_is_reported(
 ) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"kind": "tr']))
-    assert len(read_metrics(tmp_path)) == len(lines)  # the last is being written
-    assert main([str(tmp_path / "nowhere")]) == 2
+    assert plot([str(tmp_path)]) == 0, "the last line is being written"
+    assert plot([str(tmp_path / "nowhere")]) == 2
     assert "name the folder of a training run" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([str(run), "--save", "jpg"])
+        plot([str(run), "--save", "jpg"])

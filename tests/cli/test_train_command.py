@@ -16,7 +16,7 @@ from programs import Commands, ProgramResult, Programs, Running
 
 from captioner import Captioner
 from captioner.checkpoint import GRAPHS, STATE, load_training_state, verify
-from captioner.cli.train import parse_settings
+from captioner.cli.train import train_settings
 from captioner.config import from_yaml, to_yaml
 from captioner.config.recipes import shipped_recipes
 from captioner.config.settings import Config, SourceConfig
@@ -289,7 +289,7 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
     recipe = ["--config", str(tmp_path / "two.yaml")]
 
     def roots(*options: str) -> list[str]:
-        config, _ = parse_settings([*options[:1], *recipe, *options[1:]])
+        config, _ = train_settings([*options[:1], *recipe, *options[1:]])
         return [source.root for source in data_sources(config.data)]
 
     assert roots("--data.root=b=/x=y") == ["r", "/x=y"]
@@ -297,9 +297,9 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
     assert roots("--data.root=b=x,a=y") == ["y", "x"]
     with pytest.raises(ConfigError, match=r"^data\.root: .*a, b"):
         roots("--data.root=x")
-    config, _ = parse_settings(["--data.root=x", "--data.root", "y"])
+    config, _ = train_settings(["--data.root=x", "--data.root", "y"])
     assert config.data.root == "y"
-    config, _ = parse_settings(['--data.sources=[{"root": "a", "weight": 2}]'])
+    config, _ = train_settings(['--data.sources=[{"root": "a", "weight": 2}]'])
     assert config.data.sources == (SourceConfig(root="a", weight=2.0),)
 
 

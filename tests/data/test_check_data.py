@@ -11,7 +11,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from captioner.cli.check_data import main
+from captioner.cli.check_data import check_data
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def write(table: Path, *rows: tuple[str, str, str]) -> None:
 
 
 def check(table: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    code = main([str(table), *options])
+    code = check_data([str(table), *options])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

@@ -10,8 +10,9 @@ import pytest
 import tiny
 from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, sentence, write
 
-from captioner.cli import evaluate, finetune, train
-from captioner.cli.check_data import main as check_data
+from captioner.cli import train
+from captioner.cli.check_data import check_data
+from captioner.cli.evaluate import evaluate
 from captioner.config.settings import Config, DataConfig, SourceConfig
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
 from captioner.data.sources import read_sources
@@ -44,8 +45,8 @@ def test_each_layout_is_recognised_and_all_its_photos_are_found(layout) -> None:
 def configs() -> list[Config]:
     """Settings of `captioner train` and `captioner finetune`, whose data are replaced."""
     return [
-        train.parse_settings(["--config", "table", "--data.root", "data"])[0],
-        finetune.parse_settings(["data", "--output", "run"])[0],
+        train.train_settings(["--config", "table", "--data.root", "data"])[0],
+        train.finetune_settings(["data", "--output", "run"])[0],
     ]
 
 
@@ -83,7 +84,7 @@ def test_an_epoch_is_trained_and_evaluated_on_each_layout(layout, tmp_path: Path
     best = run(tiny.recipe(layout[0], tmp_path / "run", **settings))
     results = tmp_path / "results.json"
     options = ["--checkpoint", str(best), "--root", str(layout[0]), "--split", "val"]
-    assert evaluate.main([*options, "--output", str(results)]) == 0
+    assert evaluate([*options, "--output", str(results)]) == 0
     assert json.loads(results.read_text())["num_images"] >= 2
 
 

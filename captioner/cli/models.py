@@ -1,0 +1,205 @@
+"""Commands on trained models: average them, fit their confidence, copy them to share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captioner.cli import command, load_captioner, parsing, show
+from captioner.errors import CheckpointError, ConfigError, DataError
+from captioner.files import check_writable
+from captioner.log import logger
+from captioner.registry import DATA_FORMATS
+from captioner.runtime.device import require_torch
+
+if TYPE_CHECKING:
+    from captioner.data.captioned import CaptionedImage
+
+
+@command
+def average(parser: parsing.CommandParser) -> int:
+    """Average the weights of models that were fine-tuned from the same model.
+
+    Such model soups (Wortsman et al., 2022) are often better than each model, at the cost of one:
+    evaluate the result. Models that began with different weights are refused. Soft and hard
+    attention may be mixed: the average has the first model's way of attending, and its photo size.
+    """
+    help_ = "two or more runs, model folders or names of bundled models"
+    parser.add_argument("models", nargs="+", help=help_)
+    parser.add_argument("output", type=Path, help="folder to make; it must not exist")
+    arguments = parser.parse()
+
+    from captioner.checkpoint import save_model
+    from captioner.evaluation.average import average_models
+
+    _check_absent(arguments.output)
+    model, config, vocabulary = average_models(arguments.models)
+    lines = "".join(f"- `{path}`\n" for path in arguments.models)
+    card = f"# A captioner model\n\nThe average of the weights of\n\n{lines}"
+    save_model(arguments.output, model, config, vocabulary, card=card)
+    show(arguments.output)
+    return 0
+
+
+@command
+def calibrate(parser: parsing.CommandParser) -> int:
+    """Fit, on validation photos, the probability that a caption is right: its confidence.
+
+    A caption is right if its CIDEr-D against the references reaches --right-from. The calibrator is
+    written into the model folder as calibrator.json. For several data sets give --format, --root
+    and --split several times.
+    """
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="model folder, or a run")
+    help_ = "layout (default: auto, which recognises it)"
+    add("--format", choices=("auto", *DATA_FORMATS), action="append", help=help_)
+    add("--root", action="append", required=True, metavar="DIR", help="folder of the data set")
+    add("--split", action="append", help="validation split (default: val)")
+    help_ = "split whose captions give the document frequencies of CIDEr-D (default: train)"
+    add("--train-split", default="train", help=help_)
+    right, help_ = parsing.number_from(0, 10), "least CIDEr-D, 0 to 10, of a right caption"
+    add("--right-from", type=right, default=0.5, metavar="X", help=f"{help_} (default: 0.5)")
+    help_ = "only the first N photos of each data set"
+    add("--limit", type=parsing.whole_number, metavar="N", help=help_)
+    add("--output", type=Path, help="write the report (JSON) here")
+    parsing.add_device_options(parser)
+    arguments = parser.parse()
+
+    from captioner.checkpoint import add_files, model_folder
+    from captioner.data.layouts import CaptionedData, DataFiles
+    from captioner.evaluation.calibration import collect, fit
+    from captioner.evaluation.results import write_json
+    from captioner.generation.confidence import CALIBRATOR
+
+    if arguments.output:
+        check_writable(arguments.output)  # before the photos are captioned
+    splits = arguments.split or ["val"] * len(arguments.root)
+    formats = arguments.format or ["auto"] * len(arguments.root)
+    if not len(formats) == len(arguments.root) == len(splits):
+        raise ConfigError("--format, --root and --split: give each once for every data set")
+    folder = model_folder(arguments.model)
+    photos: list[tuple[str, list[CaptionedImage]]] = []
+    training: list[CaptionedImage] = []
+    for format_, root, split in zip(formats, arguments.root, splits, strict=True):
+        data_set = CaptionedData(DataFiles(format_, root))
+        found = data_set.split(split)
+        for sentence in found.left_out(split):
+            logger.warning(sentence)
+        if not found.images:
+            raise DataError(f"{root}: split {split!r} has no photo with references")
+        # The end of the path only: a model folder is given to others.
+        name = f"{'/'.join(Path(root).resolve().parts[-2:])} {split}"
+        photos.append((name, found.images[: arguments.limit]))
+        training += data_set.split(arguments.train_split).images
+    captioner = load_captioner(folder, arguments)
+    data = [collect(captioner, name, images, training) for name, images in photos]
+    calibrator, report = fit(data, right_from=arguments.right_from)
+    add_files(folder, {CALIBRATOR: calibrator.to_json()})
+    if arguments.output:
+        write_json(arguments.output, report)
+    show(f"{'':30} photos   right  calibration error  area under the curve")
+    for name, row in report.items():
+        auc = "not defined" if row["auc"] is None else f"{row['auc']:.3f}"
+        figures = f"{row['num_images']:6} {row['right']:7.1%} {row['ece']:18.3f}  {auc}"
+        show(f"{name[-30:]:30} {figures}")
+    everything = report["all"]
+    show(
+        f"\nright among the surest half: {everything['risk_coverage'][4]['right']:.1%}; marked as "
+        f"unsure below {calibrator.threshold:.2f}: {everything['unsure']:.1%} of all, "
+        f"{everything['unsure_right']:.1%} of the right ones"
+    )
+    show(folder / CALIBRATOR)
+    return 0
+
+
+@command
+def export(parser: parsing.CommandParser) -> int:
+    """Copy a trained model into a folder of its own with half-precision weights, half the size.
+
+    captioner computes with them in single precision. With --format onnx the weights stay as they
+    are. Both formats hold ONNX graphs, with which captioner captions on a CPU without PyTorch.
+    """
+    add = parser.add_argument
+    add("checkpoint", help="a run, a model folder, or a bundled model's name")
+    add(
+        "output",
+        type=parsing.folder,
+        nargs="?",
+        help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
+        "to the checkpoint's own folder, unless it is a bundled model",
+    )
+    help_ = "half: weights in half precision; onnx: the model's own weights (default: half)"
+    add("--format", choices=["half", "onnx"], default="half", help=help_)
+    add("--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)")
+    group = parser.add_argument_group("search settings to store (default: the checkpoint's)")
+    group.add_argument("--beam-size", type=int, metavar="K", help="hypotheses kept; 1 is greedy")
+    parsing.add_search_options(group)
+    help_ = "no sequence of N words comes twice in a caption; 0 allows all"
+    group.add_argument("--no-repeat-ngram", type=int, metavar="N", help=help_)
+    arguments = parser.parse()
+    if arguments.output is None and arguments.format != "onnx":
+        parser.error("name the folder to make, or give --format onnx to add graphs in place")
+    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
+    search = parsing.given(arguments, *names)
+    if arguments.output is None and (arguments.card or search):
+        parser.error("search settings and --card need a folder to make, in which they are stored")
+    require_torch("export")
+
+    import torch
+
+    from captioner.checkpoint import (
+        CARD,
+        bundled_models,
+        load_model,
+        model_folder,
+        read_extra_files,
+        save_model,
+        stored_type,
+    )
+    from captioner.config.validation import validate
+    from captioner.export import export_graphs
+
+    folder = model_folder(arguments.checkpoint)
+    if arguments.output is None:
+        if arguments.checkpoint in bundled_models():
+            raise CheckpointError(
+                f"{arguments.checkpoint} is a bundled model, whose files belong to the installed "
+                "package; name a folder to make"
+            )
+        export_graphs(folder)
+        show(folder)
+        return 0
+    _check_absent(arguments.output)
+    model, config, vocabulary = load_model(folder)
+    config = replace(config, decoding=replace(config.decoding, **search))
+    validate(config)
+    card = arguments.card or folder / CARD
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise CheckpointError(f"{card}: cannot be read ({reason})") from None
+    save_model(
+        arguments.output,
+        model,
+        config,
+        vocabulary,
+        card=text,
+        dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
+        extra_files=read_extra_files(folder),
+    )
+    try:
+        export_graphs(arguments.output)
+    except BaseException:  # Ctrl-C too: the same command again must not find half of its output
+        shutil.rmtree(arguments.output, ignore_errors=True)
+        raise
+    show(arguments.output)
+    return 0
+
+
+def _check_absent(folder: Path) -> None:
+    if os.path.exists(folder):  # Path.exists raises for a name that no file can have
+        raise CheckpointError(f"{folder}: already exists; name another folder")
