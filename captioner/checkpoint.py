@@ -2,6 +2,7 @@
 
 A folder holds the files named below and those of other modules, such as a calibrator: all that
 inference needs, and nothing that can run code. Its manifest lists each but the card by SHA-256.
+All functions raise a CheckpointError that says what cannot be read or written, and why.
 """
 
 from __future__ import annotations
@@ -53,11 +54,7 @@ def bundled_models() -> list[str]:
 
 
 def model_folder(model: str | Path) -> Path:
-    """Return the folder of a bundled model by name, of a model by path, or of a run's best model.
-
-    Raises:
-        CheckpointError: There is no such model.
-    """
+    """Return the folder of a bundled model by name, of a model or of a run's best model by path."""
     if isinstance(model, str) and model in bundled_models():
         return MODELS / model
     folder = Path(model)
@@ -91,9 +88,6 @@ def save_model(
         card: Text of README.md.
         dtype: Type of the floating-point weights in the file; None is float32.
         extra_files: Further files by name, such as a calibrator.
-
-    Raises:
-        CheckpointError: The disk cannot hold it.
     """
     import torch
     from safetensors.torch import save
@@ -129,9 +123,6 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Add files to a model folder, or replace them, with a manifest that agrees.
 
     The folder is replaced as a whole. Other files in it stay, and the manifest does not list them.
-
-    Raises:
-        CheckpointError: The folder is damaged, or the disk cannot hold it.
     """
     sums = verify(folder)
     with _replacing_folder(folder, keep=False) as temporary:
@@ -152,11 +143,7 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
 def load_model(
     folder: Path, device: torch.device | str = "cpu"
 ) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
-    """Read a model folder into a float32 model in evaluation mode.
-
-    Raises:
-        CheckpointError: The folder is missing, incomplete, damaged, or of another version.
-    """
+    """Read a model folder into a float32 model in evaluation mode."""
     from captioner.models.build import build_model
 
     verify(folder)
@@ -174,12 +161,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def load_weights(model: CaptionModel, folder: Path) -> None:
-    """Fill the model, converting to its types.
-
-    Raises:
-        CheckpointError: The file is damaged.
-        ValueError: The file does not hold exactly this model's weights.
-    """
+    """Fill the model, converting to its types; a ValueError if the file holds other weights."""
     import torch
 
     problems = model.load_state_dict(read_weights(folder), strict=False)
@@ -191,11 +173,7 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights of a verified folder by their names.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
+    """Read the weights of a verified folder by their names."""
     from safetensors.torch import load_file
 
     with _readable(folder / WEIGHTS):
@@ -204,21 +182,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
-    """Read the vocabulary of a verified folder, with its tokenizer.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Read the vocabulary of a verified folder, with its tokenizer."""
     with _readable(folder / VOCABULARY):
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
 
 
 def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read the training state of a verified folder.
-
-    Raises:
-        CheckpointError: It cannot be read.
-    """
+    """Read the training state of a verified folder."""
     import torch
 
     with _readable(folder / STATE):
@@ -263,10 +233,6 @@ def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
 
     Args:
         needs_state: Whether training state must be there, as in a run's checkpoint.
-
-    Raises:
-        CheckpointError: A file is missing, is not a regular file, or its content is not what was
-            written.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
@@ -293,12 +259,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
 
 
 def file_sums(folder: Path) -> dict[str, str]:
-    """Return the names and SHA-256 sums of a folder's files by its manifest.
-
-    Raises:
-        CheckpointError: It is missing, damaged, of a newer version, or names other than files of
-            the folder.
-    """
+    """Return the names and SHA-256 sums of a folder's files by its manifest."""
     path = folder / MANIFEST
     try:
         _check_file(path)
@@ -357,11 +318,7 @@ def _sha256(path: Path) -> str:
 
 
 def copy_model(source: Path, folder: Path) -> None:
-    """Write the files of a model folder, those that its manifest lists and the card, into another.
-
-    Raises:
-        CheckpointError: The folder cannot be written.
-    """
+    """Write the files that a model folder's manifest lists, and its card, into another folder."""
     with _replacing_folder(folder, keep=False) as temporary:
         for name in (*file_sums(source), CARD):
             if (source / name).is_file():
