@@ -25,6 +25,7 @@ from captioner.data.transforms import ImageTransform
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
 from captioner.files import locked, save_bytes
+from captioner.log import progress_bar
 
 CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
 FEATURES, DONE = "features.npy", "progress.json"
@@ -148,7 +149,6 @@ def build_feature_cache(
     views: int,
     seed: int,
     workers: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureCache:
     """Open the cache of these images, making it first where needed.
 
@@ -156,7 +156,6 @@ def build_feature_cache(
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
         fingerprint: Hash of the weights that `encode` uses.
         views: Views of each image; the first is plain.
-        progress: Called with the number of views done, and of all.
 
     Raises:
         DataError: The disk cannot hold it.
@@ -171,7 +170,7 @@ def build_feature_cache(
             with contextlib.suppress(FileNotFoundError):  # earlier versions wrote down parts, too
                 done = json.loads((folder / DONE).read_bytes())["done"]
             if done != len(items):
-                _fill(folder, items, encode, workers, progress)
+                _fill(folder, items, encode, workers)
     except OSError as error:
         raise DataError(
             f"{folder}: the feature cache cannot be written ({error.strerror or error}); "
@@ -180,13 +179,7 @@ def build_feature_cache(
     return FeatureCache(folder)
 
 
-def _fill(
-    folder: Path,
-    items: _Views,
-    encode: Callable[[Tensor], Tensor],
-    workers: int,
-    progress: Callable[[int, int], None],
-) -> None:
+def _fill(folder: Path, items: _Views, encode: Callable[[Tensor], Tensor], workers: int) -> None:
     """Compute all items, and write down at the end which images cannot be read."""
     count = len(items)
     unreadable: dict[int, str] = {}
@@ -194,7 +187,8 @@ def _fill(
     if shutil.disk_usage(folder).free < 2 * math.prod(shape):
         raise OSError(errno.ENOSPC, f"{2 * math.prod(shape) / 1e9:.1f} GB are needed")
     chunks = [range(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
-    with (folder / FEATURES).open("wb") as file:
+    bar = progress_bar(desc="caching features", total=count, unit="photo")
+    with bar, (folder / FEATURES).open("wb") as file:
         header = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         loaded = load_items(items, chunks, workers=workers)
@@ -203,5 +197,5 @@ def _fill(
             for index, reason in zip(chunk, reasons, strict=True):
                 if reason:
                     unreadable[index // items.views] = reason
-            progress(chunk.stop, count)
+            bar.update(len(chunk))
     save_bytes(json.dumps({"done": count, "unreadable": unreadable}).encode(), folder / DONE)

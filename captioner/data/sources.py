@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from captioner.data.checks import caption_findings
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.tokenizer import Tokenizer
 from captioner.errors import DataError
+from captioner.log import logger
 from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
@@ -56,19 +57,13 @@ class SourceImages:
         return weights
 
 
-def read_sources(
-    data: DataConfig,
-    *,
-    max_validation_images: int | None = None,
-    note: Callable[[str], None] = lambda sentence: None,
-    warn: Callable[[str], None] = lambda sentence: None,
-) -> SourceImages:
+def read_sources(data: DataConfig, *, max_validation_images: int | None = None) -> SourceImages:
     """Read the training and validation images of all sources of a recipe.
+
+    The log says what was recognised, what is left out, and what would spoil training.
 
     Args:
         max_validation_images: Validate on this many first images of each source; None takes all.
-        note: Receives a sentence for each source: what was recognised.
-        warn: Receives a sentence for what is left out or would spoil training.
 
     Raises:
         DataError: A source cannot be read, or has no image to learn from or to validate on.
@@ -88,7 +83,7 @@ def read_sources(
         )
         names = dict.fromkeys(filter(None, (source.train_split, source.val_split)))
         splits = {name: found.split(name) for name in names}
-        note(found.description())
+        logger.info(found.description())
         problems: dict[str, str] = {}
         images: dict[str | None, list[CaptionedImage]] = {}
         for name, split in splits.items():
@@ -98,7 +93,7 @@ def read_sources(
                 problems.setdefault(sentence, f"{name}: {sentence}")
             images[name] = [replace(image, source=position) for image in split.images]
         for sentence in problems.values():
-            warn(sentence)
+            logger.warning(sentence)
         if empty := [name for name, members in images.items() if not members]:
             raise DataError(f"{source.root}: no photo of split {empty[0]!r} has a caption to learn")
         training += images.get(source.train_split, ())
@@ -107,7 +102,7 @@ def read_sources(
     trained = {image.path for image in training}
     shared = sum(image.path in trained for _, members in validation for image in members)
     if shared:
-        warn(
+        logger.warning(
             f"{shared} of the validation photos are training photos too, so that validation "
             "metrics are too good; correct data.val_split"
         )

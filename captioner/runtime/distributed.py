@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
+from captioner.log import logger
 
 JOIN_WITHIN = timedelta(minutes=5)
 # Without a message, after which a process counts as lost; one that ended is noticed at once.
@@ -47,6 +49,8 @@ def rank() -> int:
 def processes(device: str) -> Iterator[None]:
     """Join the processes that torchrun started, or none, and leave them at the end.
 
+    Process 0 says what all find: of the others, notes, warnings and progress bars are left out.
+
     Args:
         device: `train.device`; unless it is `cpu`, each process takes a GPU of its own.
 
@@ -69,6 +73,8 @@ def processes(device: str) -> Iterator[None]:
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
     _join(backend)
+    if rank() > 0:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     except CaptionerError:

@@ -140,19 +140,17 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
     if config.decoding.length_penalty is not None:
         return
     scores = {}
-    for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty", disable=rank() > 0):
+    for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty"):
         decoding = replace(validation_decoding(setup.config), length_penalty=penalty)
         found = validate(model, vocabulary, setup.validation, decoding=decoding, device=device)
         scores[penalty] = found.figures[train.metric]
     chosen = max(scores, key=scores.__getitem__)
-    if rank() == 0:
-        config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
-        add_files(best, {CONFIG: to_yaml(config).encode()})
-        tried = ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
-        logger.info(
-            f"decoding.length_penalty {chosen:g} has the best {train.metric} on validation "
-            f"({tried})"
-        )
+    config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
+    from_first_process(lambda: add_files(best, {CONFIG: to_yaml(config).encode()}))
+    tried = ", ".join(f"{penalty:g}: {score:.3f}" for penalty, score in scores.items())
+    logger.info(
+        f"decoding.length_penalty {chosen:g} has the best {train.metric} on validation ({tried})"
+    )
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:

@@ -22,11 +22,10 @@ from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform, image_transform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
-from captioner.log import logger, progress_bar
+from captioner.log import logger
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
-from captioner.runtime.distributed import rank
 from captioner.training.pretrained import load_pretrained
 from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationData
@@ -81,7 +80,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
         for sentence in load_pretrained(
             model, vocabulary, start, seed=config.train.seed, only=only
         ):
-            _warn(sentence)
+            logger.warning(sentence)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
     config = resolved(config, model)
@@ -89,7 +88,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     captions = encode_captions(images.training, vocabulary, max_words=data.max_words)
     _check_words(config, captions, vocabulary)
     for sentence in unused_settings(config, captions=len(captions)):
-        _warn(sentence)
+        logger.warning(sentence)
     kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
     task = kind.from_recipe(config, model, vocabulary, images).to(device)
 
@@ -140,9 +139,7 @@ def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedI
         DataError: A source cannot be read, or none of its images.
         ConfigError: The validation metric cannot be computed on so few images.
     """
-    images = read_sources(
-        config.data, max_validation_images=config.train.val_photos, note=_note, warn=_warn
-    )
+    images = read_sources(config.data, max_validation_images=config.train.val_photos)
     by_source = dict(images.validation)
     if len(by_source) > 1:  # ids are distinct within a source only
         by_source = {
@@ -177,7 +174,7 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
     )
     if known is not None:
         if (share := known_share(captions, known)) < OTHER_LANGUAGE:
-            _warn(
+            logger.warning(
                 f"{start} knows {share:.0%} of the words of the captions, which look like "
                 "another language; to train a model of it: captioner train --config table"
             )
@@ -203,7 +200,7 @@ def _check_words(config: Config, captions: EncodedCaptions, vocabulary: Vocabula
             "begin with a model of their language, or without one"
         )
     if known < KNOWN_WORDS:
-        _warn(
+        logger.warning(
             f"{start or 'data.min_count'}: the vocabulary knows {known:.0%} of the words of "
             "the training captions; the others are left unknown"
         )
@@ -240,35 +237,19 @@ def build_cache(
     def encode(batch: Tensor) -> Tensor:
         return encoder.frozen_features(batch.to(device, memory_format=torch.channels_last))
 
-    def progress(done: int, total: int) -> None:
-        bar.update(done - bar.n)
-
-    total, hidden = len(images) * views, rank() > 0
-    with progress_bar(desc="caching features", total=total, unit="photo", disable=hidden) as bar:
-        return build_feature_cache(
-            Path(str(config.data.cache)),
-            [image.path for image in images],
-            transform,
-            encode,
-            fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
-            views=views,
-            seed=config.train.seed,
-            # On a CPU the encoder needs the cores; for a GPU they read as many images as they can.
-            workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
-            progress=progress,
-        )
+    return build_feature_cache(
+        Path(str(config.data.cache)),
+        [image.path for image in images],
+        transform,
+        encode,
+        fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
+        views=views,
+        seed=config.train.seed,
+        # On a CPU the encoder needs the cores; for a GPU they read as many images as they can.
+        workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
+    )
 
 
 def _roots(config: Config) -> str:
     """Name where the training data lie."""
     return ", ".join(s.root for s in data_sources(config.data) if s.train_split is not None)
-
-
-def _note(sentence: str) -> None:
-    if rank() == 0:
-        logger.info(sentence)
-
-
-def _warn(sentence: str) -> None:
-    if rank() == 0:  # the others find the same
-        logger.warning(sentence)

@@ -110,9 +110,9 @@ class Trainer:
             CaptionerError: The run cannot go on; a checkpoint was saved unless the gradient was not
                 finite in many steps in a row.
         """
-        first, settings, begin = self.rank == 0, self.config.train, self.epoch
+        settings, begin = self.config.train, self.epoch
         before: float | None = None
-        writing = closing(RunLog(self.run, self.step)) if first else nullcontext()
+        writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
             if log is not None:
                 log.write_validation(self.last_validation)  # unless it is there
@@ -120,13 +120,11 @@ class Trainer:
                 devices = [self.device] if self.device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     before = self._validate().figures.get("CIDEr")
-                if before is not None and first:
+                if before is not None:
                     count = len(self.setup.validation.images)
                     logger.info(f"before: CIDEr {before:.3f} on {count} photos")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
-        if not first:
-            return
         if self.epoch == begin:
             logger.info(
                 f"{self.run}: this run has ended after epoch {begin}; to train longer, resume it "
@@ -197,7 +195,6 @@ class Trainer:
             total=num_batches,
             initial=self.batch,
             unit="batch",
-            disable=self.rank > 0,
         )
         self.task.train()
         first_step = saved_step = self.step
@@ -251,11 +248,10 @@ class Trainer:
     def _report_skipped(self) -> None:
         """Report steps that were skipped, and end the run after many in a row."""
         skipped = int(self.skipped_steps)
-        if self.rank == 0:
-            logger.warning(
-                f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
-                "were skipped"
-            )
+        logger.warning(
+            f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
+            "were skipped"
+        )
         if skipped >= MAX_SKIPPED_STEPS:
             raise CaptionerError(
                 f"the gradient was not finite in {skipped} steps in a row; lower optim.lr or set "
@@ -263,11 +259,11 @@ class Trainer:
             )
 
     def _report(self, unreadable: Iterable[tuple[str, str]]) -> None:
-        """Name images that were left out, each once, with the reason."""
+        """Name images that were left out, each once, with the reason; each process has its own."""
         for path, reason in unreadable:
             if path not in self.unreadable:
                 self.unreadable.add(path)
-                logger.warning(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
+                logger.error(f"{path}: {reason}, left out ({len(self.unreadable)} so far)")
 
     def _validate(self) -> Validation:
         """Validate the evaluated model, by random numbers that depend on the epoch."""

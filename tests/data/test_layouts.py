@@ -63,6 +63,7 @@ def test_every_command_reads_the_same_photos_of_a_layout(
     of_train, of_finetune = (
         photos_of(replace(config, data=replace(config.data, root=str(root)))) for config in configs
     )
+    assert capsys.readouterr().err.count(f"{root}: ") == 2, "what was recognised"
     training, validation = of_train
     assert len(training) >= 6
     assert len(validation) >= 2
