@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from captioner.generation import Hypothesis, force_decode
-from captioner.generation.arrays import StepDecoder
-from captioner.types import Grid
+from captioner.types import Grid, StepDecoder
 
 
 def force_decode_one(

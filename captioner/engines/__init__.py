@@ -30,7 +30,7 @@ class Engine(Protocol):
     name: ClassVar[str]  # `torch` or `runtime`
     device: Any  # a `torch.device`, or a `graphs.CPU`
     dtype: Any  # of the encoder: a `torch.dtype`, or NumPy's
-    decoder: Any  # a `generation.arrays.StepDecoder`
+    decoder: Any  # a `types.StepDecoder`
     search_graphs: Any  # CUDA graphs of the search on a GPU, else None
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:

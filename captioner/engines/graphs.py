@@ -130,7 +130,7 @@ class GraphAttention(NamedTuple):
 
 
 class GraphDecoder:
-    """A `generation.arrays.StepDecoder` that computes with exported graphs."""
+    """A `types.StepDecoder` that computes with exported graphs."""
 
     def __init__(
         self, prepare: Graph, step: Graph, at_test: HardAttentionMode, description: dict[str, Any]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from array_api_compat import is_numpy_array
-
-from captioner.types import AttentionOutput, Grid
 
 if TYPE_CHECKING:
     import torch
@@ -88,22 +86,3 @@ def without_gradients(array: Array, *, for_training: bool = False) -> Iterator[N
         yield
     if for_training:  # weights that autocast has cast here have no graph
         torch.clear_autocast_cache()
-
-
-class StepDecoder(Protocol):
-    """Writes captions one word at a time: `models.decoders.Decoder`, or an exported graph."""
-
-    def prepare(self, grid: Grid) -> Any:
-        """Compute what is needed of B images once."""
-
-    def start(self, memory: Any, beams: int = 1) -> Any:
-        """Return the state before the first word, for `beams` hypotheses of each image."""
-
-    def step(self, tokens: Array, state: Any, memory: Any) -> tuple[Array, AttentionOutput, Any]:
-        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
-
-        Of the attention, an exported graph gives weights, beta, cells and heads alone.
-        """
-
-    def reorder(self, state: Any, images: Array, beams: Array) -> Any:
-        """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""

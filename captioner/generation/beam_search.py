@@ -18,7 +18,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.generation.arrays import (
     Array,
-    StepDecoder,
     gather,
     log_softmax,
     to_numpy,
@@ -27,7 +26,7 @@ from captioner.generation.arrays import (
 )
 from captioner.generation.options import SearchOptions
 from captioner.runtime.device import padded_size
-from captioner.types import Grid, given_mode
+from captioner.types import Grid, StepDecoder, given_mode
 
 if TYPE_CHECKING:
     from captioner.runtime.cuda_graphs import GraphCache

@@ -9,14 +9,13 @@ from array_api_compat import array_namespace
 from captioner.generation.arrays import (
     Array,
     Generator,
-    StepDecoder,
     exponential,
     softmax,
     top_k_indices,
     without_gradients,
 )
 from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
-from captioner.types import Grid
+from captioner.types import Grid, StepDecoder
 
 
 def writable(logits: Array, *, may_end: bool) -> Array:

@@ -8,16 +8,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from captioner.generation.arrays import (
-    Array,
-    StepDecoder,
-    gather,
-    log_softmax,
-    to_numpy,
-    without_gradients,
-)
+from captioner.generation.arrays import Array, gather, log_softmax, to_numpy, without_gradients
 from captioner.generation.beam_search import ATTENDED, END, PAD, START, Hypothesis
-from captioner.types import Grid
+from captioner.types import Grid, StepDecoder
 
 
 def force_decode(

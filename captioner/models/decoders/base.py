@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.models.attention.attention import Attention
-from captioner.types import AttentionOutput, Grid
+from captioner.types import StepDecoder
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ class TeacherForcingOutput:
 AttentionFactory: TypeAlias = Callable[..., Attention]
 
 
-class Decoder(nn.Module, ABC):
-    """Writes captions one word at a time: training, search and scoring all go through `step`.
-
-    Callers only pass the memory and the state back.
-    """
+class Decoder(nn.Module, StepDecoder):
+    """A decoder that can be trained."""
 
     embedding: nn.Embedding
     vocabulary: nn.Linear  # the last layer
@@ -59,22 +56,6 @@ class Decoder(nn.Module, ABC):
         with torch.no_grad():
             self.embedding.weight[0].zero_()
             self.vocabulary.bias.zero_()
-
-    @abstractmethod
-    def prepare(self, grid: Grid) -> Any:
-        """Compute once what all steps need of B images: a `Memory`, or one per layer."""
-
-    @abstractmethod
-    def start(self, memory: Any, beams: int = 1) -> Any:
-        """Return the state before the first word, for `beams` hypotheses of each image."""
-
-    @abstractmethod
-    def step(self, tokens: Tensor, state: Any, memory: Any) -> tuple[Tensor, AttentionOutput, Any]:
-        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state."""
-
-    @abstractmethod
-    def reorder(self, state: Any, images: Tensor, beams: Tensor) -> Any:
-        """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""
 
     @abstractmethod
     def forward(self, memory: Any, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
