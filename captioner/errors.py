@@ -1,6 +1,7 @@
 """Errors whose message is one sentence for the user: the problem, its place and the remedy.
 
-Commands print the message on stderr and turn it into an exit code; they catch no other errors.
+Commands print the message on stderr and turn it into an exit code; they catch no other errors. Any
+function may raise one: `Raises` sections are for errors that a caller does something about.
 """
 
 from __future__ import annotations

@@ -45,11 +45,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file, and its folder where it is missing: all of it, or nothing.
-
-    Raises:
-        CaptionerError: The file cannot be written; the message names it.
-    """
+    """Write a file, and its folder where it is missing: all of it, or nothing."""
     with _writable(Path(path)), replacing(Path(path)) as file:
         write(file)
 
@@ -121,9 +117,6 @@ def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
 
     Args:
         name, remedy: What a message calls the folder, and what to do instead.
-
-    Raises:
-        ConfigError: Another run writes there, or nothing can be written there.
     """
     with ExitStack() as stack:
         try:

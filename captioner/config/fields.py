@@ -91,9 +91,6 @@ def settings_from(kind: type[SettingsT], values: Any, prefix: str = "") -> Setti
 
     Args:
         kind: Class of a section, or of all sections; keys without a value keep its defaults.
-
-    Raises:
-        ConfigError: Names the key, after the prefix (such as `decoding.`), and what is accepted.
     """
     values = getattr(values, "__dict__", values)  # of settings, or of a Namespace
     if not isinstance(values, dict | None):

@@ -22,11 +22,7 @@ Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
 
 
 def from_yaml(config_class: type[SettingsT], text: str) -> SettingsT:
-    """Return settings from YAML; others keep their defaults.
-
-    Raises:
-        ConfigError: An unknown key or a value that is not accepted, by its name.
-    """
+    """Return settings from YAML; others keep their defaults."""
     try:
         return settings_from(config_class, yaml.safe_load(text))
     except _NO_YAML as error:
@@ -53,9 +49,6 @@ def read_recipe(*recipes: str | Path, base: ModelConfig | None = None) -> Config
         recipes: Each a YAML file, or the name of a recipe that comes with captioner
             (`flickr8k_soft`).
         base: Settings of a model that the first recipe is laid over; None is the defaults.
-
-    Raises:
-        ConfigError: There is no such recipe, or it holds something else than settings.
     """
     sections: Sections = {} if base is None else asdict(base)
     for recipe in recipes:

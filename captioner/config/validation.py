@@ -22,9 +22,6 @@ def validate(config: ModelConfig) -> None:
     """Refuse settings that no model can be built from or, for a recipe, no training can use.
 
     Each value is checked against its field's type and range, then the rules between fields.
-
-    Raises:
-        ConfigError: Names the key and what is accepted.
     """
     for section, settings in vars(config).items():
         validate_section(settings, f"{section}.")
@@ -160,11 +157,7 @@ def _check_sources(config: Config) -> None:
 
 
 def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
-    """Return the settings with roots as `--data.root` gives them (see `DataConfig`).
-
-    Raises:
-        ConfigError: No source has this name, or several sources and none named.
-    """
+    """Return the settings with roots as `--data.root` gives them (see `DataConfig`)."""
     if data.sources is None:
         return replace(data, root=roots)
     found = {source.name: source.root for source in data_sources(data)}

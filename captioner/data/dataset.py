@@ -255,10 +255,6 @@ def load_batches(
     workers: int = 0,
     pin_memory: bool = False,
 ) -> Generator[Batch, None, None]:
-    """Load the batches of an epoch, or this process's share of each.
-
-    Raises:
-        DataError: Worker processes keep dying or hanging.
-    """
+    """Load the batches of an epoch, or this process's share of each."""
     work = [(epoch, batches.share(batch, *share)) for batch in batches.epoch(epoch)[first:]]
     return load_items(dataset, work, workers=workers, pin_memory=pin_memory)

@@ -156,9 +156,6 @@ def build_feature_cache(
         encode: Images [B, 3, H, W] to frozen features [B, C, h, w].
         fingerprint: Hash of the weights that `encode` uses.
         views: Views of each image; the first is plain.
-
-    Raises:
-        DataError: The disk cannot hold it.
     """
     items = _Views(paths, transform, views, seed)
     folder = root / items.key(fingerprint)[:20]

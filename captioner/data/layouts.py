@@ -142,9 +142,6 @@ class CaptionedData:
     Args:
         val_share: Share of the photos that is held out for validation where there are no splits.
         divides_train: Whether that share is taken from `train` where there is no other split.
-
-    Raises:
-        DataError: There is no such place, or its layout is not recognised.
     """
 
     def __init__(
@@ -184,10 +181,6 @@ class CaptionedData:
 
         In a data set without splits, `val` is a share of the photos that is chosen by a hash of
         their names, `train` is all others, and any other name is all photos.
-
-        Raises:
-            DataError: Something is missing, malformed or empty, or no image is on disk; one
-                sentence that names the file and, where it has lines, the line.
         """
         chosen = self._chosen(name)
         names: dict[int | str, str | TarMember] = {}

@@ -64,9 +64,6 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
 
     Args:
         max_validation_images: Validate on this many first images of each source; None takes all.
-
-    Raises:
-        DataError: A source cannot be read, or has no image to learn from or to validate on.
     """
     sources = data_sources(data)
     tokenizer: Tokenizer = TOKENIZERS[data.tokenizer]()

@@ -25,9 +25,6 @@ def load_items(
 
     Args:
         workers: Processes that read; 0 reads in this one.
-
-    Raises:
-        DataError: A worker died.
     """
     loader = DataLoader(
         dataset,

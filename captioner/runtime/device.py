@@ -49,11 +49,7 @@ def may_have_gpu() -> bool:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the device of this name; `auto` is the GPU if one works, else the CPU.
-
-    Raises:
-        ConfigError: There is no such device on this machine.
-    """
+    """Return the device of this name; `auto` is the GPU if one works, else the CPU."""
     import torch
 
     if name == "auto":

@@ -121,9 +121,6 @@ def caption_losses(
         `total`, with its graph; and detached `cross_entropy` (per word, of the captions alone),
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
         teachers' attention `attention_divergence` (nats per word), and the metrics of `reinforce`.
-
-    Raises:
-        ConfigError: The teachers' grid has another number of cells than the model's.
     """
     packed = pack_by_step(targets, lengths)  # [M]
     words = len(packed) if words is None else words

@@ -43,9 +43,6 @@ class TeacherTargets:
         """Return the Kullback-Leibler divergence [N, T] in nats of maps [N, T, L] from theirs.
 
         Both are zero where a caption has ended, and so is the result.
-
-        Raises:
-            ConfigError: The teachers' grid has another number of cells.
         """
         assert self.maps is not None
         if maps.shape != self.maps.shape:
@@ -95,12 +92,7 @@ class Teachers:
 
 
 def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary) -> Teachers:
-    """Load the models of `loss.teachers` for the student of a recipe, onto its device.
-
-    Raises:
-        CheckpointError: One cannot be read.
-        ConfigError: One has other words, or cannot read this recipe's images.
-    """
+    """Load the models of `loss.teachers` for the student of a recipe, onto its device."""
     models = []
     frozen_stages = student.encoder.frozen_stages
     device = student.decoder.embedding.weight.device

@@ -36,10 +36,6 @@ def load_pretrained(
     Returns:
         Sentences for the user on weights that the folder lacks or has in another shape, on weights
         that the model does not have, and on new words.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-        ConfigError: The folder's decoder is another; attention alone may begin anew.
     """
     known = load_vocabulary(folder)
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}

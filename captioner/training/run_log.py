@@ -24,9 +24,6 @@ class RunLog:
 
     A figure that is not finite is null in JSON. Opened at a step, it forgets what was written after
     that step, so that a resumed run writes the same log as one that was never interrupted.
-
-    Raises:
-        CaptionerError: From each method, when the disk refuses.
     """
 
     def __init__(self, run: Path, resume_step: int) -> None:

@@ -56,9 +56,6 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     Args:
         checkpoint: Verified checkpoint of this run, to resume from; without one, the run begins
             as `train.start_from` says.
-
-    Raises:
-        CaptionerError: Something cannot be used; one sentence says what.
     """
     validate(config)
     start = None
@@ -133,12 +130,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
 
 
 def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedImage]]]:
-    """Read the images of all sources, and return the validation images by source.
-
-    Raises:
-        DataError: A source cannot be read, or none of its images.
-        ConfigError: The validation metric cannot be computed on so few images.
-    """
+    """Read the images of all sources, and return the validation images by source."""
     images = read_sources(config.data, max_validation_images=config.train.val_photos)
     by_source = dict(images.validation)
     if len(by_source) > 1:  # ids are distinct within a source only

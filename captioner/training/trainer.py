@@ -292,11 +292,7 @@ class Trainer:
             self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def save(self, name: str = "last") -> None:
-        """Write a model folder; `last` also holds all that a resumed run needs.
-
-        Raises:
-            CheckpointError: The disk cannot hold it.
-        """
+        """Write a model folder; `last` also holds all that a resumed run needs."""
         from_first_process(lambda: self._write(self.run / name, with_state=name == "last"))
 
     def _write(self, folder: Path, *, with_state: bool) -> None:
@@ -324,12 +320,7 @@ class Trainer:
         )
 
     def restore(self, folder: Path) -> None:
-        """Load a verified checkpoint; `prepare` has loaded its weights.
-
-        Raises:
-            CheckpointError: It does not belong to this recipe or these captions, or an earlier
-                version wrote it.
-        """
+        """Load a verified checkpoint; `prepare` has loaded its weights."""
         state, digests = load_training_state(folder), self.setup.data_digests
         try:
             if changed := [name for name in digests if state["data"][name] != digests[name]]:

@@ -100,9 +100,6 @@ def validate(
         model: Put into evaluation mode.
         decoding: Settings of the search.
         graphs: CUDA graphs of the search, if it may record some.
-
-    Raises:
-        ImageError: Not one image can be read.
     """
     model.eval()
     images, cache = data.images, data.cache
