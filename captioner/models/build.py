@@ -111,7 +111,8 @@ def build_attention(
         cells: L, for the score `location`.
         context_dim: Size of projected contexts; None leaves them at D.
     """
-    score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, cells=cells)
+    more = {"cells": cells} if config.score == "location" else {}
+    score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, **more)
     window = WINDOWS[config.window](config, query_dim=query_dim)
     select = SELECTS[config.select](config)
     values, heads = None, config.heads

@@ -169,17 +169,10 @@ def test_unusable_settings_are_refused_with_their_key_and_the_accepted_values(
     assert "\n" not in message
 
 
-def test_location_knows_the_grid_of_its_settings_and_refuses_another() -> None:
-    model = small_model(attention__score="location", attention__window="local_p")
-    tokens, _, lengths = batch([[4, 5]])
-    model(model.encoder(photos()[:1]), torch.tensor([0]), tokens, lengths)
-    with pytest.raises(ConfigError, match=r"^attention\.score: location .* 6 cells.* of 4; "):
-        model(model.encoder(photos()[:1, :, :, :64]), torch.tensor([0]), tokens, lengths)
-
-
 def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
     """Whose running statistics come with the pretrained weights."""
     plain, counted = small_model(), small_model(attention__score="location")
+    assert counted.decoder.attention.score.query.out_features == 6
     expected = plain.encoder.backbone.state_dict()
     for name, value in counted.encoder.backbone.state_dict().items():
         assert torch.equal(value, expected[name]), name

@@ -6,7 +6,6 @@ Other scores are in `scores`, windows of some cells in `windows`.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -121,9 +120,7 @@ class AdditiveScore(Score):
     float32 the two differ by 2e-7 at most.
     """
 
-    def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
-    ) -> None:
+    def __init__(self, config: AttentionConfig, *, query_dim: int, feature_dim: int) -> None:
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
         super().__init__(
             query=nn.Linear(query_dim, config.dim, bias=False),  # one bias is enough
@@ -153,22 +150,14 @@ class AdditiveScore(Score):
         return 2 * sums - weight.sum(-1)
 
 
-class Window(nn.Module, ABC):
-    """Restricts attention to some of the cells.
+class Window(nn.Module):
+    """Restricts attention to some of the cells. Built from the settings and `query_dim` (H).
 
-    A bias on the scores before the softmax, instead of a factor after it (Luong et al., 2015,
-    equation 10), keeps the map a distribution. Built from the settings and `query_dim` (H).
+    `forward(query, grid, position)` returns the bias on the scores, [B, K, L] in log space, -inf
+    outside of the window; None for no bias. A bias before the softmax, instead of a factor after it
+    (Luong et al., 2015, equation 10), keeps the map a distribution. query is the decoder's state
+    [B, K, H], position the number of the word to be written, from 0: one for all, or [K].
     """
-
-    @abstractmethod
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
-        """Return the bias [B, K, L] in log space, -inf outside of the window; None for no bias.
-
-        Args:
-            query: [B, K, H], the decoder's state.
-            grid: The cells, for their number of rows and columns.
-            position: Number of the word to be written, from 0: one for all, or [K].
-        """
 
 
 class GlobalWindow(Window):
@@ -177,12 +166,17 @@ class GlobalWindow(Window):
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
 
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
         return None
 
 
-class Select(nn.Module, ABC):
-    """Turns scores into a distribution over the cells, and that into a context."""
+class Select(nn.Module):
+    """Turns scores into a distribution over the cells, and that into a context.
+
+    `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
+    [B, L, D]. use_expectation is bool [B], from `draw_expectation`; seeds int64 [B, K], of the
+    sampled cells. None takes PyTorch's own generator.
+    """
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
@@ -196,21 +190,6 @@ class Select(nn.Module, ABC):
         Seeds are int64 [B]; None takes PyTorch's own generator.
         """
         return None
-
-    @abstractmethod
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        use_expectation: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        """Attend by scores [B, K, L] to values [B, L, D].
-
-        Args:
-            use_expectation: bool [B], from `draw_expectation`.
-            seeds: int64 [B, K], seeds of the sampled cells; None takes PyTorch's own generator.
-        """
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from captioner.config import AttentionConfig, require_divisor
-from captioner.errors import ConfigError
 from captioner.models.attention.attention import Score, split_heads
 
 
@@ -20,9 +19,7 @@ class DotScore(Score):
     bias on the keys would cancel in the softmax.
     """
 
-    def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
-    ) -> None:
+    def __init__(self, config: AttentionConfig, *, query_dim: int, feature_dim: int) -> None:
         require_divisor("attention.heads", config.heads, config.dim, "attention.dim")
         super().__init__(
             query=nn.Linear(query_dim, config.dim),
@@ -38,9 +35,7 @@ class DotScore(Score):
 class GeneralScore(Score):
     """e_i = h . W a_i, Luong's `general` (2015, equation 8)."""
 
-    def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
-    ) -> None:
+    def __init__(self, config: AttentionConfig, *, query_dim: int, feature_dim: int) -> None:
         require_divisor("attention.heads", config.heads, query_dim, "decoder.hidden_dim")
         key = nn.Linear(feature_dim, query_dim, bias=False)
         super().__init__(query=nn.Identity(), key=key, heads=config.heads)
@@ -53,9 +48,7 @@ class CosineScore(DotScore):
     It starts at 10, as in Swin Transformer v2: cosines alone would stay near a uniform map.
     """
 
-    def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
-    ) -> None:
+    def __init__(self, config: AttentionConfig, *, query_dim: int, feature_dim: int) -> None:
         super().__init__(config, query_dim=query_dim, feature_dim=feature_dim)
         self.log_strength = nn.Parameter(torch.full((config.heads,), math.log(10.0)))
 
@@ -72,25 +65,13 @@ class LocationScore(Score):
     """e = W h, Luong's `location` (2015, section 3.1): the state chooses; W has a row a cell."""
 
     def __init__(
-        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int | None = None
+        self, config: AttentionConfig, *, query_dim: int, feature_dim: int, cells: int
     ) -> None:
-        assert cells is not None
         query = nn.Linear(query_dim, config.heads * cells)
         super().__init__(query=query, key=nn.Identity(), heads=config.heads)
-        self.cells = cells
 
     def keys(self, features: Tensor) -> Tensor:
-        """Return keys without numbers, [B, heads, L, 0].
-
-        Raises:
-            ConfigError: The grid has another number of cells.
-        """
-        if features.shape[1] != self.cells:
-            raise ConfigError(
-                f"attention.score: location was built for a grid of {self.cells} cells, and not "
-                f"for one of {features.shape[1]}; keep preprocess.height_px and width_px, or use "
-                "another score"
-            )
+        """Return keys without numbers, [B, heads, L, 0]."""
         return split_heads(features[..., :0], 1).expand(-1, self.heads, -1, -1)
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:

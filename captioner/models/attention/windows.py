@@ -24,7 +24,7 @@ class PredictiveWindow(Window):
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 2, bias=False)
 
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
         centre = self.centre(torch.tanh(self.hidden(query)))
         # float32 under autocast: half precision cannot place a centre in a large grid
         centre = centre.to(torch.promote_types(centre.dtype, torch.float32))
@@ -53,7 +53,7 @@ class MonotonicWindow(Window):
         self.radius = config.radius
         self.words = config.words
 
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
         count = grid.height * grid.width
         if not isinstance(position, Tensor):  # filled on the device: a copy to it would wait
             position = torch.full((1,), position, device=query.device)

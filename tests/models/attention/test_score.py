@@ -22,7 +22,8 @@ B, K, L, D, H, A = 2, 3, 6, 5, 8, 4
 
 def build(name: str, heads: int = 1) -> Score:
     config = AttentionConfig(score=name, dim=A, heads=heads)
-    return SCORES[name](config, query_dim=H, feature_dim=D, cells=L)
+    more = {"cells": L} if name == "location" else {}
+    return SCORES[name](config, query_dim=H, feature_dim=D, **more)
 
 
 def plain_additive(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
