@@ -5,10 +5,10 @@ Texts are added to sidecars of other programs with all else left as it is, byte 
 
 from __future__ import annotations
 
+import io
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from xml.parsers import expat
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from captioner.errors import CaptionerError
@@ -24,7 +24,6 @@ _PROPERTIES = {
 BLANK = f"""<?xml version="1.0" encoding="UTF-8"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="{_TOOLKIT}">
  <rdf:RDF xmlns:rdf="{_RDF}">
-  <rdf:Description rdf:about=""/>
  </rdf:RDF>
 </x:xmpmeta>
 """.encode()  # a sidecar of captioner without texts
@@ -55,7 +54,7 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
         content = merged(BLANK if is_ours else found, text, overwrite=overwrite)
     except OSError as error:
         raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
-    except (ValueError, expat.ExpatError) as error:
+    except (ValueError, ElementTree.ParseError) as error:
         raise CaptionerError(f"{file}: is no XMP in UTF-8 ({error}); it is left as it is") from None
     if content != found or is_ours:
         save_bytes(content, file)
@@ -65,84 +64,37 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     """Return a sidecar with the description and the alternative text that it lacks.
 
+    They come into an `rdf:Description` of their own, at the end.
+
     Args:
         overwrite: Replace those that it has, too.
 
     Raises:
-        ValueError, ExpatError: It is no XMP in UTF-8.
+        ValueError, ParseError: It is no XMP in UTF-8.
     """
     content.decode()
-    description = f"{_RDF} Description"
-    elements = _elements(content)
-    first = next((each for each in elements if each.name == description), None)
-    if first is None:
-        raise ValueError("it has no rdf:Description")
-    new, changes = "", []  # first byte, end, and what comes instead
+    root = ElementTree.fromstring(content)
+    prefixes = [pair for _, pair in ElementTree.iterparse(io.BytesIO(content), ["start-ns"])]
+    allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
+    elements = ""
     for name, namespace in _PROPERTIES.items():
-        prefix, local_name = name.split(":")
-        key = (f"{namespace} {local_name}", description)
-        found = next((each for each in elements if (each.name, each.parent) == key), None)
-        allowed = "".join(c for c in text if c.isprintable())  # XML has no control characters
-        element = (
-            f'<{name} xmlns:{prefix}="{namespace}" xmlns:rdf="{_RDF}"><rdf:Alt>'
+        local_name = name.partition(":")[2]
+        found = root.iterfind(f".//{{{_RDF}}}Description/{{{namespace}}}{local_name}")
+        if not overwrite and any("".join(each.itertext()).strip() for each in found):
+            continue
+        for prefix in {prefix for prefix, of in prefixes if of == namespace}:
+            tag = re.escape(f"{prefix}:{local_name}")
+            old = rf"<{tag}\b[^>]*/>|<{tag}\b.*?</{tag}\s*>"
+            content = re.sub(old.encode(), b"", content, flags=re.DOTALL)
+        elements += (
+            f'<{name} xmlns:{name.partition(":")[0]}="{namespace}"><rdf:Alt>'
             f'<rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt></{name}>'
         )
-        if found is None:
-            new += element
-        elif overwrite or not found.text.strip():
-            changes.append((found.start, found.end, element))
-    tag = content[first.start : first.inside].decode()
-    if new and tag.endswith("/>"):
-        name = tag[1:-2].split()[0]
-        changes.append((first.start, first.end, f"{tag[:-2].rstrip()}>{new}</{name}>"))
-    else:
-        changes.append((first.inside, first.inside, new))
-    for start, end, replacement in sorted(changes, reverse=True):
-        content = content[:start] + replacement.encode() + content[end:]
+    if elements:
+        ends = [match.start() for match in re.finditer(rb"</([\w.-]+:)?RDF\s*>", content)]
+        if not ends:
+            raise ValueError("it has no rdf:RDF with content")
+        start = f'<rdf:Description rdf:about="" xmlns:rdf="{_RDF}">'
+        description = f"{start}{elements}</rdf:Description>\n".encode()
+        content = content[: ends[-1]] + description + content[ends[-1] :]
     return content
-
-
-_START_TAG = re.compile(rb"""<(?:"[^"]*"|'[^']*'|[^'">])*>""")  # a quoted `>` does not end it
-
-
-@dataclass
-class _Element:
-    """An element of a sidecar, with offsets of bytes."""
-
-    name: str  # and `parent`: the namespace, a blank, the local name
-    parent: str
-    start: int
-    inside: int  # the end of the start tag
-    end: int = 0
-    text: str = ""  # also of the elements in it
-
-
-def _elements(content: bytes) -> list[_Element]:
-    """Return the elements of a sidecar, in the order of their start tags."""
-    elements: list[_Element] = []
-    opened: list[_Element] = []
-    parser = expat.ParserCreate(namespace_separator=" ")
-
-    def start_element(name: str, _: object) -> None:
-        start = parser.CurrentByteIndex
-        tag = _START_TAG.match(content, start)
-        if tag is None:
-            raise ValueError("it has elements in entities")
-        opened.append(_Element(name, opened[-1].name if opened else "", start, tag.end()))
-        elements.append(opened[-1])
-
-    def end_element(_: str) -> None:
-        element = opened.pop()
-        is_empty = content[element.start : element.inside].endswith(b"/>")
-        end = content.find(b">", parser.CurrentByteIndex) + 1
-        element.end = element.inside if is_empty else end
-
-    def character_data(data: str) -> None:
-        for element in opened:
-            element.text += data
-
-    parser.StartElementHandler = start_element
-    parser.EndElementHandler = end_element
-    parser.CharacterDataHandler = character_data
-    parser.Parse(content, True)
-    return elements

@@ -121,7 +121,8 @@ def create_app(
     login = [] if token is None else [Depends(BearerToken(token))]
     app.include_router(_photo_routes(service), dependencies=login)
     add = partial(app.add_api_route, tags=["service"])
-    add("/v1/models", service.loaded, summary="The models that are loaded", dependencies=login)
+    summary = "The models that are loaded"
+    add("/v1/models", service.loaded, name="models", summary=summary, dependencies=login)
     add("/health", service.health, summary="Whether the process lives")
     add("/ready", service.ready, summary="Whether it takes photos now")
     for name, media_type in PAGE.items():
