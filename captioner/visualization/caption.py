@@ -19,7 +19,7 @@ from captioner.files import save_bytes
 from captioner.types import Geometry
 from captioner.visualization.files import png
 from captioner.visualization.sheet import attention_sheet, caption_gif, vector_sheet
-from captioner.visualization.style import OverlayStyle
+from captioner.visualization.style import Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ class Caption:
             paths = paths[head - 1 :: heads]
         return replace(self, maps=maps[:, head - 1], cells=cells, paths=paths)
 
-    def save(self, path: str | Path, style: OverlayStyle | str | None = None) -> None:
+    def save(self, path: str | Path, style: Style = None) -> None:
         """Draw the caption with its attention maps and write it to a file.
 
         Args:
@@ -161,7 +161,7 @@ class Caption:
     def picture_bytes(
         self,
         kind: str,
-        style: OverlayStyle | str | None = None,
+        style: Style = None,
         *,
         name: str = "photo",
         model: str = "caption",
@@ -191,7 +191,7 @@ class Caption:
             return vector_sheet(image, [("", self)], style).to_bytes(kind)
         return png(attention_sheet(image, self, style, original_size=original_size))
 
-    def show(self, style: OverlayStyle | str | None = None) -> None:
+    def show(self, style: Style = None) -> None:
         """Show the attention sheet: in the notebook, or in the system's image viewer."""
         sheet = attention_sheet(self._upright_image(), self, style)
         display = sys.modules.get("IPython.display")  # loaded wherever it can display anything
@@ -200,7 +200,7 @@ class Caption:
         else:
             sheet.show()
 
-    def figure(self, style: OverlayStyle | str | None = None) -> Figure:
+    def figure(self, style: Style = None) -> Figure:
         """Return the attention sheet as a matplotlib figure, which needs no display."""
         return vector_sheet(self._upright_image(), [("", self)], style).figure
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.visualization.labels import KEY
-from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, scale_octaves
+from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, Style, scale_octaves
 from captioner.visualization.typography import INK, MUTED, font, one_line
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
 
 
-def alignment_matrix(caption: Caption, style: OverlayStyle | str | None = None) -> Image.Image:
+def alignment_matrix(caption: Caption, style: Style = None) -> Image.Image:
     """Draw attention as a matrix: words × cells (row by row), words × rows, words × columns.
 
     Rows and columns are sums over the grid as the image shows it, left to right. The cells that
@@ -27,7 +27,7 @@ def alignment_matrix(caption: Caption, style: OverlayStyle | str | None = None) 
     return Image.open(io.BytesIO(matrix_bytes(caption, "png", style))).convert("RGB")
 
 
-def matrix_bytes(caption: Caption, kind: str, style: OverlayStyle | str | None = None) -> bytes:
+def matrix_bytes(caption: Caption, kind: str, style: Style = None) -> bytes:
     """Return the same as the content of a PNG, PDF or SVG file."""
     from captioner.visualization.vector import figure_bytes
 

@@ -25,6 +25,7 @@ from captioner.visualization.style import (
     RIMS_IN_MARK,
     Layers,
     OverlayStyle,
+    Style,
     scale_levels,
     scale_octaves,
 )
@@ -72,9 +73,7 @@ def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
     return picture
 
 
-def overlay(
-    image: Image.Image, heat: np.ndarray, style: OverlayStyle | str | None = None
-) -> Image.Image:
+def overlay(image: Image.Image, heat: np.ndarray, style: Style = None) -> Image.Image:
     """Paint heat over an image.
 
     Args:

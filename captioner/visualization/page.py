@@ -16,7 +16,8 @@ from PIL import Image
 from captioner.visualization.files import data_url
 from captioner.visualization.labels import KEY, NOTES
 from captioner.visualization.overlay import resize_captioned, scaled_size
-from captioner.visualization.style import OverlayStyle, viewer_tables
+from captioner.visualization.sheet import Named
+from captioner.visualization.style import OverlayStyle, Style, viewer_tables
 from captioner.visualization.typography import one_line
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ _START = """
 
 def caption_page(
     image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
+    captions: Named,
     *,
     name: str,
-    style: OverlayStyle | str | None = None,
+    style: Style = None,
     layer: int | None = None,
     head: int | None = None,
     original_size: tuple[int, int] | None = None,
@@ -150,7 +151,7 @@ def viewer_script() -> str:
 
 def _explorable(
     image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
+    captions: Named,
     style: OverlayStyle,
     layer: int | None = None,
     head: int | None = None,

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image, ImageDraw, ImageOps
 
@@ -18,7 +18,7 @@ from captioner.visualization.labels import (
     draw_word_label,
 )
 from captioner.visualization.overlay import PixelPage, resize_captioned, scaled_size
-from captioner.visualization.style import Layers, OverlayStyle
+from captioner.visualization.style import Layers, OverlayStyle, Style
 from captioner.visualization.typography import (
     INK,
     MUTED,
@@ -33,6 +33,9 @@ from captioner.visualization.typography import (
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
     from captioner.visualization.vector import VectorPage
+
+Named: TypeAlias = "Sequence[tuple[str, Caption]]"  # by models, all of one image
+Size: TypeAlias = tuple[int, int]  # width and height in pixels
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,7 @@ _WORD_MS, _STILL_MS = 900, 1600
 
 
 def attention_sheet(
-    image: Image.Image,
-    caption: Caption,
-    style: OverlayStyle | str | None = None,
-    *,
-    original_size: tuple[int, int] | None = None,
+    image: Image.Image, caption: Caption, style: Style = None, *, original_size: Size | None = None
 ) -> Image.Image:
     """Draw a caption's sheet: the image, then one overlay a word with its probability and gate.
 
@@ -91,38 +90,22 @@ def attention_sheet(
     return _draw(image, [("", caption)], style, original_size=original_size)
 
 
-def comparison_sheet(
-    image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | str | None = None,
-) -> Image.Image:
-    """Draw a sheet of several models: of each its name, then as `attention_sheet`.
-
-    Args:
-        image: The upright image that was captioned; it is not changed.
-        captions: A name and a caption for each model, all of this image.
-
-    Raises:
-        ImageError: An image of another size than a caption's.
-    """
+def comparison_sheet(image: Image.Image, captions: Named, style: Style = None) -> Image.Image:
+    """Draw a sheet of several models: of each its name, then as `attention_sheet`."""
     return _draw(image, captions, style)
 
 
-def vector_sheet(
-    image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | str | None = None,
-) -> VectorPage:
+def vector_sheet(image: Image.Image, captions: Named, style: Style = None) -> VectorPage:
     """Draw a sheet to save as PDF or SVG: of one caption without a name, or a comparison."""
     return _draw(image, captions, style, vector=True)
 
 
 def _draw(
     image: Image.Image,
-    named: Sequence[tuple[str, Caption]],
-    style: OverlayStyle | str | None,
+    named: Named,
+    style: Style,
     *,
-    original_size: tuple[int, int] | None = None,
+    original_size: Size | None = None,
     vector: bool = False,
 ) -> Any:
     """Draw captions on a new page of pixels or vectors, and return the image or the page."""
@@ -219,18 +202,11 @@ def _columns(panels: int, slot: tuple[int, int], layout: _Layout) -> int:
 
 
 def word_images(
-    image: Image.Image,
-    caption: Caption,
-    style: OverlayStyle | str | None = None,
-    *,
-    max_side_px: int = MAX_SIDE_PX,
+    image: Image.Image, caption: Caption, style: Style = None, *, max_side_px: int = MAX_SIDE_PX
 ) -> Iterator[Image.Image]:
     """Yield one picture a word, in reading order; one at a time, because many may fill the memory.
 
     The image keeps its shape and its resolution, but the longer side has 320 to max_side_px.
-
-    Raises:
-        ImageError: An image of another size than the caption's; when the first picture is drawn.
     """
     style = OverlayStyle.of(style)
     photo = _photo_for_words(image, caption, max_side_px)
@@ -256,14 +232,8 @@ def _photo_for_words(image: Image.Image, caption: Caption, max_side_px: int) -> 
     return resize_captioned(image, caption.geometry, scaled_size(image.size, scale))
 
 
-def caption_gif(
-    image: Image.Image, caption: Caption, style: OverlayStyle | str | None = None
-) -> bytes:
-    """Return a GIF that repeats: the caption over the image, then over one picture a word.
-
-    Raises:
-        ImageError: An image of another size than the caption's.
-    """
+def caption_gif(image: Image.Image, caption: Caption, style: Style = None) -> bytes:
+    """Return a GIF that repeats: the caption over the image, then over one picture a word."""
     pictures = list(word_images(image, caption, style, max_side_px=ANIMATION_SIDE_PX))
     plain = _photo_for_words(image, caption, ANIMATION_SIDE_PX)
     still = Image.new("RGB", pictures[0].size if pictures else plain.size, "white")

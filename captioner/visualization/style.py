@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from PIL import Image
@@ -49,6 +49,9 @@ _WARM_WHITE = (1.0, 0.95, 0.82)
 LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
 
 
+Style: TypeAlias = "OverlayStyle | str | None"  # or its name; None is the default
+
+
 class Paint(NamedTuple):
     """What a style lays over what, by level of attention on the scale."""
 
@@ -87,8 +90,8 @@ class OverlayStyle:
         validate_section(self, "style: ")
 
     @classmethod
-    def of(cls, style: OverlayStyle | str | None) -> OverlayStyle:
-        """Return a style, also from its name as the command line takes it; None is the default."""
+    def of(cls, style: Style) -> OverlayStyle:
+        """Return a style, also from its name; None is the default."""
         return style if isinstance(style, cls) else cls(style or "focus")  # type: ignore[arg-type]
 
     @property
