@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from captioner.data.checks import Markers
-from captioner.data.tars import ImagePath
+from captioner.data.images import ImagePath
 from captioner.errors import listed
 
 

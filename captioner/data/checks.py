@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.images import open_image
-from captioner.data.tars import ImagePath
+from captioner.data.images import ImagePath, open_image
 from captioner.data.tokenizer import Tokenizer, unspaced_runs
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError, listed

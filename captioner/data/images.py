@@ -9,16 +9,17 @@ import contextlib
 import functools
 import io
 import logging
+import posixpath
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
-from captioner.data.tars import ImagePath, TarMember
-from captioner.errors import ImageError
+from captioner.errors import DataError, ImageError
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
 IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
@@ -43,6 +44,48 @@ _AVERAGED = ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 # of harmless EXIF tags, and of large photos, for which the limits above are ours.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """An image in a tar file.
+
+    Attributes:
+        offset, size: Where its bytes begin and how many there are.
+        changed: When the tar file was changed, in nanoseconds.
+    """
+
+    tar: Path
+    member: str
+    offset: int
+    size: int
+    changed: int
+
+    def __str__(self) -> str:
+        return f"{self.tar}::{self.member}"
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.member)
+
+    def read_bytes(self) -> bytes:
+        """Return the image file's bytes.
+
+        Raises:
+            DataError: They cannot be read; if a disk fails, no image is taken for a damaged one.
+        """
+        try:
+            with self.tar.open("rb") as file:
+                file.seek(self.offset)
+                content = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self}: cannot be read ({error})") from None
+        if len(content) != self.size:
+            raise DataError(f"{self}: the tar file ends before it; copy it again")
+        return content
+
+
+ImagePath: TypeAlias = Path | TarMember
 
 
 @functools.cache

@@ -9,8 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from PIL import Image
 
-from captioner.data.images import open_image, upright_rgb
-from captioner.data.tars import ImagePath, TarMember
+from captioner.data.images import ImagePath, TarMember, open_image, upright_rgb
 from captioner.data.transforms import ImageTransform
 from captioner.errors import ConfigError, ImageError
 from captioner.runtime.parallel import Device, prefetch

@@ -16,8 +16,8 @@ from typing import Any
 from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
+from captioner.data.images import ImagePath, TarMember
 from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
-from captioner.data.tars import ImagePath, TarMember
 from captioner.errors import DataError, listed
 from captioner.registry import DATA_FORMATS
 from captioner.storage import is_url

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import signal
+import threading
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
@@ -10,10 +13,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError, error_summary
-from captioner.runtime.signals import ignore_signals, started_workers
+from captioner.runtime.signals import SIGNALS
 
 # PyTorch has no class for the errors of lost workers.
 _LOST = re.compile("DataLoader worker|Too many open files|received 0 items of ancdata")
+_JOIN_TIMEOUT_S = 5
 
 Item = TypeVar("Item")
 
@@ -36,11 +40,18 @@ def load_items(
         # Without a generator of its own, a loader draws from that of dropout, and a resumed run,
         # which makes one loader more, would draw other numbers.
         generator=torch.Generator(),
-        worker_init_fn=ignore_signals,
+        worker_init_fn=_ignore_signals,
     )
+    others = set(multiprocessing.active_children())
+    # PyTorch's handler of SIGCHLD would raise in the middle of a step when a worker dies, which the
+    # loader notices as well.
+    child = getattr(signal, "SIGCHLD", None)
+    handler = child and signal.getsignal(child)
     try:
-        with started_workers(loader) as items:
-            yield from items
+        items = iter(loader)
+        if child is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(child, handler or signal.SIG_DFL)
+        yield from items
     except CaptionerError as error:  # from a worker, its message is a traceback
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
@@ -54,3 +65,17 @@ def load_items(
             "whether memory or open files run out (ulimit -n), lower data.workers (0 reads without "
             "further processes), and go on with --resume"
         ) from None
+    finally:
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()  # they ignore the SIGTERM that PyTorch would send
+            process.join(_JOIN_TIMEOUT_S)
+
+
+def _ignore_signals(worker: int) -> None:
+    """Leave signals to the main process.
+
+    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
+    waiting for.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

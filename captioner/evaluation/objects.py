@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from captioner.data.tars import ImagePath
+from captioner.data.images import ImagePath
 from captioner.errors import DataError
 
 # The word list of CHAIR (Rohrbach et al., 2018), data/synonyms.txt of

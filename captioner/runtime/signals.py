@@ -1,54 +1,17 @@
-"""Signals that end a run, at the end of a step; the workers of a DataLoader ignore them."""
+"""Signals that end a run, at the end of a step."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import signal
-import threading
-from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from captioner.runtime.distributed import sum_over_processes, world_size
-
-Item = TypeVar("Item")
-
-JOIN_TIMEOUT_S = 5
 
 # Those that end a run; Windows has no SIGHUP.
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
-
-
-def ignore_signals(worker: int) -> None:
-    """Leave signals to the main process (`worker_init_fn` of a DataLoader).
-
-    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
-    waiting for.
-    """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def started_workers(loader: Iterable[Item]) -> Iterator[Iterator[Item]]:
-    """Context with the items of a DataLoader, whose worker processes end with it."""
-    before = set(multiprocessing.active_children())
-    # PyTorch's handler of SIGCHLD would raise in the middle of a step when a worker dies, which the
-    # loader notices as well.
-    child = getattr(signal, "SIGCHLD", None)
-    handler = child and signal.getsignal(child)
-    try:
-        items = iter(loader)
-        if child is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(child, handler or signal.SIG_DFL)
-        yield items
-    finally:
-        for process in set(multiprocessing.active_children()) - before:
-            process.kill()  # they ignore the SIGTERM that PyTorch would send
-            process.join(JOIN_TIMEOUT_S)
 
 
 class DeferredInterrupts:

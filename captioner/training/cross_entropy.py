@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from captioner.config.settings import Config, LossConfig
-from captioner.data.batch import Batch, pack_by_step
+from captioner.data.batch import Batch, pack_by_step, unpack_by_step, word_mask
 from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
-from captioner.training.attention_effect import attention_effect_loss
+from captioner.runtime.device import at_least_float32
 from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
 from captioner.training.reinforce import Reinforce, repeat_captions
 from captioner.training.task import LossOutput, TrainingTask
@@ -125,8 +125,8 @@ def caption_losses(
     packed = pack_by_step(targets, lengths)  # [M]
     words = len(packed) if words is None else words
     captions = len(lengths) if captions is None else captions
-    at_least_float32 = torch.promote_types(output.logits.dtype, torch.float32)
-    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=at_least_float32)
+    dtype = torch.promote_types(output.logits.dtype, torch.float32)
+    log_probs = torch.log_softmax(output.logits, dim=-1, dtype=dtype)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
     losses = -word_log_probs
     # Without smoothing, its gradient of zeros would cost as much as that of the words.
@@ -165,6 +165,39 @@ def caption_losses(
         "doubly_stochastic": penalty.detach(),
         **metrics,
     }
+
+
+def attention_effect_loss(
+    output: TeacherForcingOutput,
+    at_random: TeacherForcingOutput,
+    targets: Tensor,
+    lengths: Tensor,
+    *,
+    effect: float,
+    words: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return how far captions are from losing `effect` nats a word where attention is random.
+
+    Rao et al., 2021 (counterfactual attention) raise the effect of attention on a classifier's
+    prediction, against random attention, without a limit. Here losing more counts as much as
+    losing less, or the decoder learns to write nonsense as soon as a cell does not fit. No gradient
+    reaches the words with the model's own attention, which have the cross-entropy.
+
+    Args:
+        targets, lengths, words: As in `Batch`.
+
+    Returns:
+        The sum over captions of |effect T - lost|, per word; and detached what is lost, in nats a
+        word.
+    """
+    packed = pack_by_step(targets, lengths).unsqueeze(1)
+    own, other = (
+        torch.log_softmax(at_least_float32(each.logits), dim=-1).gather(1, packed).squeeze(1)
+        for each in (output, at_random)
+    )
+    lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
+    wanted = effect * word_mask(lengths).sum(1).to(lost.device, lost.dtype)
+    return (wanted - lost).abs().sum() / words, lost.detach().sum() / words
 
 
 @torch.no_grad()

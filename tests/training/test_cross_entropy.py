@@ -15,8 +15,7 @@ from captioner.config.settings import LossConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput
-from captioner.training.attention_effect import attention_effect_loss
-from captioner.training.cross_entropy import caption_losses
+from captioner.training.cross_entropy import attention_effect_loss, caption_losses
 from captioner.training.distillation import TeacherTargets
 
 V, L = 7, 5
