@@ -73,8 +73,7 @@ def batch(parser: parsing.CommandParser) -> int:
         import braceexpand  # noqa: F401
         import pyarrow.parquet  # noqa: F401
 
-        from captioner.batch.run import run_batch, run_local, run_ray
-        from captioner.batch.shard import Job
+        from captioner.batch.run import Job, run_batch, run_local, run_ray
 
     job = Job(
         output=arguments.output,

@@ -20,8 +20,7 @@ from batch_tools import PHOTOS, parts, png, rows, write_tar
 from programs import Commands, Programs
 
 from captioner import Captioner
-from captioner.batch.run import run_batch, run_local
-from captioner.batch.shard import Job, ShardWorker
+from captioner.batch.run import Job, ShardWorker, run_batch, run_local
 from captioner.engines import EngineName
 
 Batch = Callable[..., int]
