@@ -61,7 +61,7 @@ def export_graphs(folder: Path) -> None:
         encoder = _Graph(
             lambda given: _tensors(model.encoder.grid_of(model.encoder.backbone(next(given)))),
             {"images": images},
-            _grid_names(grid),
+            list(_walk(grid)),
             encoder=model.encoder,
         )
         decoder_graphs, description = graphs_of_decoder(model.decoder, grid)
@@ -90,8 +90,6 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
     choice = _Choice()
     _replace_hard_attention(decoder, choice)
     memory = decoder.prepare(grid)
-    memory_names = _names("memory", memory)
-    state_names = _names("state", decoder.start(memory))
     # Sizes that all differ, or the exporter might equate them: two images, three beams, four words.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
@@ -103,8 +101,8 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         cells = grid.features.shape[1]
         step_inputs["noise"] = torch.zeros(choice.layers, 2, choice.heads, 3, cells)
         step_inputs["expectation"] = choice.expectation
-    step_inputs |= dict(zip(state_names, _tensors(state), strict=True))
-    step_inputs |= dict(zip(memory_names, _tensors(memory), strict=True))
+    states, memories = _walk(state, "state"), _walk(memory, "memory")
+    step_inputs |= states | memories
     attention = [name for name in ATTENTION if getattr(attended, name) is not None]
 
     def prepare(given: Iterator[Tensor]) -> list[Tensor]:
@@ -121,16 +119,11 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         return [logits, *(getattr(attended, name) for name in attention), *_tensors(after)]
 
     graphs = (
-        _Graph(
-            prepare,
-            dict(zip(_grid_names(grid), _tensors(grid), strict=True)),
-            [*memory_names, *state_names],
-            decoder=decoder,
-        ),
+        _Graph(prepare, _walk(grid), [*memories, *states], decoder=decoder),
         _Graph(
             step,
             step_inputs,
-            ["logits", *attention, *(f"next_{name}" for name in state_names)],
+            ["logits", *attention, *(f"next_{name}" for name in states)],
             decoder=decoder,
         ),
     )
@@ -197,12 +190,6 @@ class _Graph(nn.Module):
                 raise CaptionerError(f"this model cannot be exported to ONNX: {reason}") from None
         assert exported is not None
         proto = exported.model_proto
-        for graph_input, sizes in zip(proto.graph.input, shapes, strict=True):
-            dims = graph_input.type.tensor_type.shape.dim
-            if not all(dims[place].dim_param for place in sizes):
-                raise CaptionerError(
-                    f"this model cannot be exported to ONNX: {graph_input.name} has a fixed size"
-                )
         _refer_to_file(proto, places)
         return proto.SerializeToString()
 
@@ -279,20 +266,12 @@ def _walk(value: Any, path: str = "") -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, part in _parts(value).items():
         if name != "position":  # an input of its own
-            found |= _walk(part, f"{path}_{name}")
+            found |= _walk(part, f"{path}_{name}" if path else name)
     return found
 
 
 def _tensors(value: Any) -> list[Tensor]:
     return list(_walk(value).values())
-
-
-def _names(prefix: str, value: Any) -> list[str]:
-    return [f"{prefix}{path}" for path in _walk(value)]
-
-
-def _grid_names(grid: Grid) -> list[str]:
-    return ["features", "local"][: len(_tensors(grid))]
 
 
 def _filled(example: Any, tensors: Iterator[Tensor], **given: Any) -> Any:
