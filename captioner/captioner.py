@@ -30,7 +30,7 @@ from captioner.visualization import Caption
 if TYPE_CHECKING:
     import torch
 
-    from captioner.data.captioned import CaptionedImage
+    from captioner.data.splits import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 

@@ -19,9 +19,9 @@ from captioner.log import printable, progress_bar
 from captioner.registry import TOKENIZERS
 
 if TYPE_CHECKING:
-    from captioner.data.captioned import Split
     from captioner.data.images import ImagePath
     from captioner.data.layouts import CaptionedData
+    from captioner.data.splits import Split
 
 NAMED = 10  # files of a kind that are named one by one
 ON_SHEET = 36  # photos on a contact sheet

@@ -17,8 +17,8 @@ from captioner.log import logger
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from captioner.data.captioned import CaptionedImage
     from captioner.data.layouts import CaptionedData, DataFiles
+    from captioner.data.splits import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
     from captioner.evaluation.intervals import ImageScores
     from captioner.evaluation.objects import Objects

@@ -16,7 +16,7 @@ from captioner.registry import DATA_FORMATS
 from captioner.runtime.device import require_torch
 
 if TYPE_CHECKING:
-    from captioner.data.captioned import CaptionedImage
+    from captioner.data.splits import CaptionedImage
 
 
 @command

@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from captioner.data.images import ImagePath, open_image
+from captioner.data.splits import CaptionedImage, Split
 from captioner.data.tokenizer import Tokenizer, unspaced_runs
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError, listed
-
-if TYPE_CHECKING:
-    from captioner.data.captioned import CaptionedImage, Split
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
@@ -63,9 +61,6 @@ class Markers:
         first, texts = _common(texts, _FIRST, at_end=False)
         last, _ = _common(texts, _LAST, at_end=True)
         return cls(tuple(first), tuple(last))
-
-    def __bool__(self) -> bool:
-        return bool(self.first or self.last)
 
     def __str__(self) -> str:
         ends = (("begin", self.first), ("end", self.last[::-1]))

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from captioner.data.batch import Batch
-from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache, FeatureCrop
 from captioner.data.images import open_image
+from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.data.workers import load_items

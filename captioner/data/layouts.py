@@ -13,11 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
 from captioner.data.images import ImagePath, TarMember
-from captioner.data.splits import VAL_SHARE, held_out_for_validation, split_name
+from captioner.data.splits import (
+    VAL_SHARE,
+    CaptionedImage,
+    Split,
+    held_out_for_validation,
+    split_name,
+)
 from captioner.errors import DataError, listed
 from captioner.registry import DATA_FORMATS
 from captioner.storage import is_url
@@ -229,7 +234,7 @@ class CaptionedData:
         return f"{self.data.root}: {self._recognised.title}, {on_disk:,} photos{found}, {splits}"
 
     def _split(self, chosen: Sequence[NamedImage]) -> Split:
-        markers = None if self.data.strip_markers else self._markers
+        markers = "" if self.data.strip_markers else str(self._markers)
         split = Split([], [], problems=self._annotations.problems, markers=markers)
         for named in chosen:
             image, wordless = self._captioned(named)

@@ -1,4 +1,7 @@
-"""Rows of tables: CSV and its kin, JSON lists and maps, JSON lines, Parquet."""
+"""Text files of captions and rows of tables: CSV and its kin, JSON, JSON lines, Parquet.
+
+What cannot be read raises a DataError that names file and line.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from typing import Any
 
 from captioner.data.image_finder import SUFFIXES
 from captioner.data.splits import SPLIT_NAMES
-from captioner.data.text_files import numbered_lines, quoted, read_json, read_text
 from captioner.errors import DataError, needs_extra
 
 # Usual names of columns, in the order in which they are chosen.
@@ -184,3 +186,43 @@ def _is_image_with_captions(name: str, value: Any) -> bool:
     if isinstance(value, str):  # a name may lack its suffix, but a caption has several words
         return _names_an_image(name) or value.count(" ") > 1
     return isinstance(value, (dict, list))
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of JSON."""
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not readable as JSON ({error}); get it anew") from error
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield numbers, from 1, and stripped texts of the lines that are not blank."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if text := line.strip():
+            yield number, text
+
+
+def read_text(path: Path) -> str:
+    """Read text in UTF-8, with or without a byte order mark, or in UTF-16 with one."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); it must be there") from error
+    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        place = text.find("\0", 0, 1000)  # of UTF-16 without its mark
+        if place < 0:
+            return text
+    except UnicodeDecodeError as error:
+        place = error.start
+    line = data.count(b"\n", 0, place) + 1
+    raise DataError(
+        f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, which Excel calls CSV UTF-8"
+    )
+
+
+def quoted(text: str) -> str:
+    """Quote a piece of a file for a message, cut if it is long."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")

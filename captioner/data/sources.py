@@ -12,9 +12,9 @@ import numpy as np
 
 from captioner.config.settings import DataConfig, SourceConfig
 from captioner.config.validation import data_sources
-from captioner.data.captioned import CaptionedImage
 from captioner.data.checks import caption_findings
 from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import Tokenizer
 from captioner.errors import DataError
 from captioner.log import logger

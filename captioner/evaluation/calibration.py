@@ -24,7 +24,7 @@ from captioner.log import logger, progress_bar
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
-    from captioner.data.captioned import CaptionedImage
+    from captioner.data.splits import CaptionedImage
 
 RIGHT_FROM = 0.5
 FOLDS = 5

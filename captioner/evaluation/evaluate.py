@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.captioned import CaptionedImage
 from captioner.data.inputs import opened
+from captioner.data.splits import CaptionedImage
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.calibration import calibration_report
 from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words

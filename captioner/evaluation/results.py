@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.data.captioned import CaptionedImage
 from captioner.data.formats.table import read_tables
 from captioner.data.layouts import DataFiles
-from captioner.data.splits import split_name
-from captioner.data.text_files import read_json
+from captioner.data.records import read_json
+from captioner.data.splits import CaptionedImage, split_name
 from captioner.errors import DataError, error_summary
 from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes

@@ -13,12 +13,12 @@ from torch import Tensor
 from captioner.checkpoint import load_vocabulary, load_weights, model_folder, verify
 from captioner.config.settings import Config
 from captioner.config.validation import data_sources, unused_settings, validate
-from captioner.data.captioned import CaptionedImage
 from captioner.data.checks import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.images import open_image
 from captioner.data.sources import SourceImages, captions_digest, read_sources
+from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import Augmentation, ImageTransform, image_transform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError

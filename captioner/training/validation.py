@@ -14,9 +14,9 @@ from torch import Tensor
 
 from captioner.config import DecodingConfig
 from captioner.config.settings import Config
-from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.images import open_image
+from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError

@@ -11,7 +11,6 @@ import tiny
 import torch
 
 from captioner.config import ResizeMode
-from captioner.data.captioned import CaptionedImage
 from captioner.data.dataset import (
     CaptionBatches,
     CaptionDataset,
@@ -21,6 +20,7 @@ from captioner.data.dataset import (
 )
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
+from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary

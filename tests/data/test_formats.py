@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from drawn_layouts import sentence
 
-from captioner.data.captioned import CaptionedImage, Split
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
+from captioner.data.splits import CaptionedImage, Split
 
 DEEP = "[" * 100_000
 

@@ -11,8 +11,8 @@ import tiny
 from cuts import Interrupted, interrupt
 from drawn_layouts import jpeg, tar
 
-from captioner.data.captioned import Split
 from captioner.data.layouts import read_split
+from captioner.data.splits import Split
 from captioner.training import train
 
 

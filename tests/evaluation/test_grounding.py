@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from captioner.captioner import Captioner
-from captioner.data.captioned import CaptionedImage
+from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.evaluate import measure_grounding

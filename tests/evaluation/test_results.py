@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from captioner.data.captioned import CaptionedImage
+from captioner.data.splits import CaptionedImage
 from captioner.evaluation.evaluate import score_texts
 from captioner.evaluation.results import match_captions, read_results, write_json
 

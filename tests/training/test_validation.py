@@ -16,9 +16,9 @@ import torch
 from captioner.captioner import Captioner
 from captioner.config import DecodingConfig
 from captioner.config.settings import Config
-from captioner.data.captioned import CaptionedImage
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.layouts import read_split
+from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import image_transform
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis

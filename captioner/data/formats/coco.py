@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
+from captioner.data.records import numbered_lines, quoted, read_json
 from captioner.data.splits import SPLIT_NAMES
-from captioner.data.text_files import numbered_lines, quoted, read_json
 from captioner.errors import DataError, listed
 
 _COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")

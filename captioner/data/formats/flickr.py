@@ -8,8 +8,8 @@ from pathlib import Path
 
 from captioner.data.formats.table import read_tables
 from captioner.data.layouts import Annotations, DataFiles, Recognised
+from captioner.data.records import numbered_lines, quoted
 from captioner.data.splits import split_name
-from captioner.data.text_files import numbered_lines, quoted
 from captioner.errors import DataError
 
 

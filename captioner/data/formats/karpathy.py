@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.text_files import read_json
+from captioner.data.records import read_json
 from captioner.errors import DataError, listed
 
 

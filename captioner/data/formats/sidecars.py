@@ -7,9 +7,8 @@ from pathlib import Path
 
 from captioner.data.formats.table import texts_of
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.records import CAPTION_COLUMNS, usual_column
+from captioner.data.records import CAPTION_COLUMNS, numbered_lines, read_json, usual_column
 from captioner.data.splits import split_of_folder
-from captioner.data.text_files import numbered_lines, read_json
 
 _SUFFIXES = (".json", ".caption", ".txt")  # of several, the last counts
 

@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.records import CAPTION_COLUMNS, IMAGE_COLUMNS, table_records, usual_column
+from captioner.data.records import (
+    CAPTION_COLUMNS,
+    IMAGE_COLUMNS,
+    quoted,
+    table_records,
+    usual_column,
+)
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
-from captioner.data.text_files import quoted
 from captioner.errors import DataError, listed
 from captioner.storage import is_url
 
