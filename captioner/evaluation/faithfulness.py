@@ -41,9 +41,8 @@ class ReplacedSelect(nn.Module):
         self.generator = generator
         self.first: Tensor | None = None
 
-    def draw_expectation(self, *arguments: Any) -> Tensor | None:
-        """Return the same as the model's own stage: nothing outside training."""
-        return self.select.draw_expectation(*arguments)
+    def draw_expectation(self, *_: Any) -> None:
+        return None
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
         """Return the attention for scores [B, K, L], with the replaced weights."""
@@ -60,7 +59,7 @@ class ReplacedSelect(nn.Module):
                     self.first = one_hot(own.cells, scores.shape[-1]).to(scores)
             weights = self.first
         # Scores whose softmax these weights are: the stage then takes the expectation over them.
-        as_scores = weights.log() * getattr(self.select, "temperature", 1.0)
+        as_scores = weights.log() * self.select.temperature
         with hard_attention_mode("expectation"):
             return self.select(as_scores, *arguments)
 

@@ -148,15 +148,11 @@ def _read_instances(path: Path) -> Any:
     """Return pycocotools' index of a file."""
     from pycocotools.coco import COCO
 
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; name COCO's instances_*.json")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             coco = COCO(str(path))
         coco.getCatIds(catNms=[""])  # other annotations have no names of categories
-        for annotation in coco.dataset["annotations"]:
-            annotation["category_id"], annotation["image_id"], annotation["bbox"]
-    except (ValueError, LookupError, TypeError, AssertionError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
         raise DataError(
             f"{path} is no file of COCO instances; name one such as instances_val2017.json"
         ) from error
