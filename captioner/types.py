@@ -98,20 +98,8 @@ class Grid:
 
     def select(self, index: Any) -> Grid:
         """Return the grid of the images of `index`, [B'] or a slice."""
-        return replace(
-            self,
-            features=self.features[index],
-            local=None if self.local is None else self.local[index],
-            seeds=None if self.seeds is None else self.seeds[index],
-        )
-
-    def float(self) -> Grid:
-        """Return the grid in float32."""
-        return replace(
-            self,
-            features=self.features.float(),
-            local=None if self.local is None else self.local.float(),
-        )
+        parts = {name: getattr(self, name) for name in ("features", "local", "seeds")}
+        return replace(self, **{n: x[index] for n, x in parts.items() if x is not None})
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
         engine = before["engine"]  # the last bits of another one would differ
     folder = model_folder(job.model)
     verify(folder)
-    graphs, _ = choose_engine(folder, engine=engine, device=job.device, precision=job.precision)
+    graphs = choose_engine(folder, engine=engine, device=job.device, precision=job.precision)
     job = replace(job, engine="torch" if graphs is None else "runtime")
     settings = {
         "captioner": __version__,

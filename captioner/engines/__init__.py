@@ -18,7 +18,6 @@ from captioner.types import Grid
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 EngineName: TypeAlias = Literal["auto", "torch", "runtime"]
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -45,11 +44,11 @@ class Engine(Protocol):
 
 def choose_engine(
     folder: Path, *, engine: EngineName, device: str, precision: Precision
-) -> tuple[dict[str, Any] | None, torch.device | None]:
+) -> dict[str, Any] | None:
     """Choose between a model folder's graphs (`auto`: on a CPU in float32) and PyTorch.
 
     Returns:
-        The description of the graphs (None: PyTorch), and the device if it had to be tried.
+        The description of the graphs; None: PyTorch.
 
     Raises:
         CheckpointError: The model is damaged, or has no graphs where they are needed.
@@ -68,14 +67,12 @@ def choose_engine(
             "engine: runtime computes on the CPU in float32; leave device and precision, or use "
             "engine torch"
         )
-    tried: torch.device | None = None
-    if engine == "auto" and device == "auto" and may_have_gpu() and torch_is_installed():
-        tried = choose_device(device)
-        on_cpu = on_cpu and tried.type == "cpu"
+    if engine == device == "auto" and on_cpu and may_have_gpu() and torch_is_installed():
+        on_cpu = choose_device(device).type == "cpu"
     if engine != "torch" and on_cpu:
         description = graph_description(folder, verify(folder)[WEIGHTS])
         if description is not None:
-            return description, tried
+            return description
         if engine == "runtime" and torch_is_installed():
             raise CheckpointError(
                 f"{folder}: has no graphs of its weights; add them with: captioner export --format "
@@ -83,7 +80,7 @@ def choose_engine(
             )
         require_torch(f"{folder} has no graphs, so it")
     require_torch(f"engine {engine} on {device} in {precision}")
-    return None, tried
+    return None
 
 
 def open_engine(
@@ -94,7 +91,7 @@ def open_engine(
     Raises:
         CheckpointError: The model is damaged.
     """
-    description, tried = choose_engine(folder, engine=engine, device=device, precision=precision)
+    description = choose_engine(folder, engine=engine, device=device, precision=precision)
     if description is not None:
         config, vocabulary = load_config(folder), load_vocabulary(folder)
         return GraphEngine(folder, config, description), config, vocabulary
@@ -103,4 +100,4 @@ def open_engine(
     from captioner.engines.pytorch import TorchEngine
 
     model, config, vocabulary = load_model(folder)
-    return TorchEngine(model, tried or choose_device(device), precision), config, vocabulary
+    return TorchEngine(model, choose_device(device), precision), config, vocabulary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -47,7 +48,9 @@ class TorchEngine:
         batch = torch.stack([torch.as_tensor(image) for image in images])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
-            return self.model.encoder(batch).float()
+            grid = self.model.encoder(batch)
+        local = None if grid.local is None else grid.local.float()
+        return replace(grid, features=grid.features.float(), local=local)
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(seed)

@@ -69,11 +69,6 @@ class Caption:
     def __post_init__(self) -> None:
         if not self.text:
             object.__setattr__(self, "text", " ".join(self.words))
-        count = len(self.words)
-        for name in ("maps", "beta", "log_probs", "cells", "heads"):
-            values = getattr(self, name)
-            if values is not None and len(values) != count:
-                raise ValueError(f"{count} words with {len(values)} {name}")
 
     @classmethod
     def from_hypothesis(
