@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
+from captioner.checkpoint import file_sums, model_folder
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.inputs import ImageInput, as_list, drawable, network_input
 from captioner.data.transforms import image_transform
@@ -21,7 +20,6 @@ from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import CALIBRATOR, Calibrator
-from captioner.log import logger
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Geometry, Grid, hard_attention_mode
@@ -30,8 +28,6 @@ from captioner.visualization import Caption
 if TYPE_CHECKING:
     import torch
 
-    from captioner.data.splits import CaptionedImage
-    from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 
 
@@ -154,24 +150,6 @@ class Captioner:
         model = self._saved.name if isinstance(self._saved, Path) else "a model"
         return f"<Captioner of {model} on {self.device.type}>"
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model folder: the folder that was loaded, or the model given to the constructor.
-
-        Raises:
-            CheckpointError: The folder exists or cannot be written.
-        """
-        folder = Path(folder)
-        if folder.exists():
-            raise CheckpointError(f"{folder}: already exists; name another folder")
-        if isinstance(self._saved, Path):
-            copy_model(self._saved, folder)
-            return
-        extra_files = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
-        card = "# A captioner model\n"
-        save_model(
-            folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
-        )
-
     def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.
 
@@ -191,31 +169,6 @@ class Captioner:
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
         """Caption several images in one batch, which is faster; settings as for `options`."""
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
-
-    def n_best(
-        self, images: Iterable[ImageInput], count: int, **settings: Any
-    ) -> list[list[Caption]]:
-        """Return for each image the `count` captions that the search ranks highest, best first.
-
-        The first is that of `caption_batch`. A list is shorter where the search found fewer: it
-        never finds more than `beam_size`.
-        """
-        return self.captions(images, self.options(num_captions=count, **settings))
-
-    def sample(self, image: ImageInput, count: int = 1, **settings: Any) -> list[Caption]:
-        """Draw captions of one image from the model's distribution, word by word.
-
-        Args:
-            image: As for `caption`.
-            count: Captions to draw; some may be the same.
-            settings: As for `options`, such as `temperature`, `top_k`, `top_p` and `seed`.
-
-        Returns:
-            The captions as they were drawn. Log-probabilities are the model's own, without
-            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
-            and log-probabilities are those of other cells than the words were drawn with.
-        """
-        return self.captions([image], self.options(num_captions=count, sample=True, **settings))[0]
 
     def options(self, **settings: Any) -> SearchOptions:
         """Return how captions are written: the model's settings, replaced by those given.
@@ -242,7 +195,10 @@ class Captioner:
             options: From `options()`; None takes the model's settings.
 
         Returns:
-            For each image up to `num_captions` captions, best first, or as they were drawn.
+            For each image up to `num_captions` captions, best first; fewer where the search finds
+            fewer. Samples come as they were drawn, with the model's own log-probabilities, without
+            temperature, top_k and top_p. Where hard attention samples and there is no seed, their
+            maps and log-probabilities are those of other cells than the words were drawn with.
 
         Raises:
             ImageError: An image cannot be read.
@@ -254,7 +210,7 @@ class Captioner:
             return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
-        with self.attention_mode(options.at_test):
+        with hard_attention_mode(options.at_test):
             if options.sample:
                 found, calibrator = self._sample(grid, options), None
             else:
@@ -336,42 +292,12 @@ class Captioner:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
         grid, geometries = self.encode([image])
-        with self.attention_mode(at_test):
+        with hard_attention_mode(at_test):
             ((hypothesis,),) = force_decode(
                 self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
             )
         caption = self._caption(hypothesis, geometries[0], grid, words, image=drawable(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
-
-    def evaluate(
-        self,
-        data: str | Path | Sequence[CaptionedImage],
-        *,
-        format: str = "auto",
-        split: str = "val",
-        **settings: Any,
-    ) -> Evaluation:
-        """Caption the photos of a data set and score the captions against their references.
-
-        Args:
-            data: Folder of the data set or its captions file, or images with captions.
-            format: Layout of the data set; `auto` recognises it.
-            split: Which photos.
-            settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
-
-        Raises:
-            DataError: The data set cannot be read, or nothing can be scored.
-        """
-        from captioner.evaluation.evaluate import evaluate  # only here: it imports the scorers
-
-        if not isinstance(data, (str, Path)):
-            return evaluate(self, data, **settings)
-        from captioner.data.layouts import read_split
-
-        found = read_split(format=format, root=data, split=split)
-        for sentence in found.left_out(split):
-            logger.warning(sentence)
-        return evaluate(self, found.images, **settings)
 
     @property
     def has_hard_attention(self) -> bool:
@@ -391,10 +317,6 @@ class Captioner:
         """Return whether cells are sampled; then batches need a fixed order to be repeatable."""
         mode = at_test or self.config.attention.at_test
         return self.has_hard_attention and (mode == "sample" or paths > 0)
-
-    def attention_mode(self, at_test: HardAttentionMode | None) -> AbstractContextManager[None]:
-        """Return a context with another mode of hard attention; None keeps the model's mode."""
-        return nullcontext() if at_test is None else hard_attention_mode(at_test)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grid of B images, and for each the geometry from cells to its pixels.
@@ -423,7 +345,7 @@ class Captioner:
 
     def _paths(self, grid: Grid, tokens: list[int], count: int) -> np.ndarray:
         """Return sampled cells of a caption, int [count, T]; several heads: [count * heads, T]."""
-        with self.attention_mode("sample"):
+        with hard_attention_mode("sample"):
             (found,) = force_decode(  # of words alone, so nothing is read behind them
                 self.engine.decoder, grid, [[tokens] * count], max_words=len(tokens)
             )

@@ -156,8 +156,11 @@ given_mode: ContextVar[HardAttentionMode | None] = ContextVar("hard_attention_mo
 
 
 @contextmanager
-def hard_attention_mode(at_test: HardAttentionMode) -> Iterator[None]:
-    """Let all hard attention outside of training choose by `at_test`, in this thread's context."""
+def hard_attention_mode(at_test: HardAttentionMode | None) -> Iterator[None]:
+    """Let all hard attention outside of training choose by `at_test`, in this thread's context.
+
+    None is the model's own way.
+    """
     token = given_mode.set(at_test)
     try:
         yield

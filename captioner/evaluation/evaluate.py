@@ -21,6 +21,7 @@ from captioner.evaluation.results import digest_of
 from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar
 from captioner.runtime.parallel import parallel_map
+from captioner.types import hard_attention_mode
 from captioner.visualization import Caption
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _replacements(
             continue
         try:
             grid, _ = captioner.encode([image.path])
-            with captioner.attention_mode(at_test):
+            with hard_attention_mode(at_test):
                 rows.append(measure(grid, tokens[:MEASURED_REFERENCES]))
         except (ImageError, ConfigError) as error:  # unreadable, or longer than the model reads
             logger.warning(f"{image.path}: left out: {error}")

@@ -66,14 +66,15 @@ for mode in ("argmax", "expectation", "sample"):
     assert (caption.cells is None) == (mode == "expectation"), mode
     assert caption.paths.shape[0] == 2
     assert abs(caption.maps.sum((1, 2)) - 1).max() < 1e-4
-with hard.attention_mode("sample"):
-    drawn = [hard.sample({PHOTO!r}, 2, seed=4, max_words=4) for _ in range(2)]
+options = hard.options(at_test="sample", sample=True, num_captions=2, seed=4, max_words=4)
+drawn = [hard.captions([{PHOTO!r}], options)[0] for _ in range(2)]
 assert [c.cells.tolist() for c in drawn[0]] == [c.cells.tolist() for c in drawn[1]]
 assert hard.score({PHOTO!r}, "a woman in a uniform").log_probs.shape == (5,)
 soft = Captioner.from_pretrained("soft", device="cpu", engine="runtime")
-(several,) = soft.n_best([{PHOTO!r}], 3)
+(several,) = soft.captions([{PHOTO!r}], soft.options(num_captions=3))
 assert len({{c.text for c in several}}) == 3
-drawn = [soft.sample({PHOTO!r}, 2, seed=4, top_k=20, top_p=0.9) for _ in range(2)]
+options = soft.options(sample=True, num_captions=2, seed=4, top_k=20, top_p=0.9)
+drawn = [soft.captions([{PHOTO!r}], options)[0] for _ in range(2)]
 assert [c.text for c in drawn[0]] == [c.text for c in drawn[1]]
 assert len(soft.caption({PHOTO!r}, min_words=12).words) >= 12
 assert "torch" not in sys.modules
