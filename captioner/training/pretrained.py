@@ -12,6 +12,7 @@ from torch import Tensor
 from captioner.checkpoint import load_vocabulary, read_weights
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import ConfigError
+from captioner.log import logger
 from captioner.models.model import CaptionModel
 
 # Weights with a row for each word; the last layer's weight may be tied to the embedding.
@@ -21,21 +22,18 @@ OUTPUT_WEIGHT, OUTPUT_BIAS = "decoder.vocabulary.weight", "decoder.vocabulary.bi
 
 def load_pretrained(
     model: CaptionModel, vocabulary: Vocabulary, folder: Path, *, seed: int = 0, only: str = ""
-) -> list[str]:
+) -> None:
     """Fill a model that is to be trained with the weights of a verified folder.
 
     Weights of the same name and shape are taken; rows of the embedding and the output layer word by
     word. A new word's row is drawn around the mean of the folder's rarer half of words, with half
     their standard deviation; its output bias is their mean. A half-precision weight that is the
     rounding of the one already there leaves it: cached features stay those of the frozen stages.
+    The log says which weights the folder lacks or has in another shape, and how many words are new.
 
     Args:
         seed: Seed of the rows of new words.
         only: Take only weights whose names begin so, such as `encoder.`.
-
-    Returns:
-        Sentences for the user on weights that the folder lacks or has in another shape, on weights
-        that the model does not have, and on new words.
     """
     known = load_vocabulary(folder)
     own = {name: value for name, value in model.state_dict().items() if name.startswith(only)}
@@ -72,16 +70,14 @@ def load_pretrained(
         if names:  # such as `decoder.attention.score (4)`
             counts = Counter(name.rpartition(".")[0] for name in names)
             parts.append(f"{what}: {', '.join(f'{m} ({n})' for m, n in counts.items())}")
-    sentences = []
     if parts:
         number = len(own) - len(left)
-        sentences.append(f"{folder}: {number} of {len(own)} weights taken; {'; '.join(parts)}")
+        logger.warning(f"{folder}: {number} of {len(own)} weights taken; {'; '.join(parts)}")
     new_words = len(set(vocabulary.tokens) - set(known.tokens))
     if new_words and not only:
-        sentences.append(
+        logger.warning(
             f"{folder}: {new_words} words are new to its vocabulary and begin near its rare words"
         )
-    return sentences
 
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:

@@ -60,15 +60,10 @@ class RunLog:
                 if isinstance(value, (int, float)):
                     self.writer.add_scalar(f"{kind}/{name}", value, step)
 
-    def write_validation(self, entry: Mapping[str, Any]) -> None:
-        """Append the entry of a validation, which holds its `step` and `epoch`, unless it is there.
-
-        Checkpoints hold the last one, so that a run that was killed before the log writes it later.
-        """
-        if entry and entry["epoch"] not in self._validated:
-            self._validated.add(entry["epoch"])
-            figures = {name: value for name, value in entry.items() if name != "step"}
-            self.write("validation", entry["step"], figures)
+    def write_validation(self, epoch: int, step: int, figures: Mapping[str, Any]) -> None:
+        """Append the entry of a validation, unless a run that was killed has written it."""
+        if epoch not in self._validated:
+            self.write("validation", step, {"epoch": epoch, **figures})
 
     def pictures(self, step: int, sheets: Sequence[Image.Image]) -> None:
         """Add attention sheets to TensorBoard."""

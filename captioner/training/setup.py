@@ -74,10 +74,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
         load_weights(model, checkpoint)
     elif start is not None and config.train.start_with != "vocabulary":
         only = "encoder." if config.train.start_with == "encoder" else ""
-        for sentence in load_pretrained(
-            model, vocabulary, start, seed=config.train.seed, only=only
-        ):
-            logger.warning(sentence)
+        load_pretrained(model, vocabulary, start, seed=config.train.seed, only=only)
     # Convolutions are up to twice as fast on channels-last tensors, on CPUs and GPUs.
     model = model.to(device).to(memory_format=torch.channels_last)
     config = resolved(config, model)

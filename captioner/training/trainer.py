@@ -45,7 +45,7 @@ from captioner.training.validation import (
 
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 # Attributes of the trainer that a checkpoint holds as they are.
-COUNTERS = tuple("epoch batch step best bad_epochs lr_drops figures last_validation".split())
+COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "lr_drops", "figures")
 
 
 class Trainer:
@@ -57,7 +57,6 @@ class Trainer:
         lr_drops: How often the plateau schedule has lowered the learning rate.
         best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
             epochs since.
-        last_validation: Its log entry, which a crash may have kept from the log.
     """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
@@ -90,7 +89,6 @@ class Trainer:
         self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
         self.figures: dict[str, Any] = {}
-        self.last_validation: dict[str, Any] = {}
         self.warned: set[str] = set()  # signs of collapse that were reported
         self.unreadable: set[str] = set()  # images that were reported
 
@@ -114,8 +112,6 @@ class Trainer:
         before: float | None = None
         writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
-            if log is not None:
-                log.write_validation(self.last_validation)  # unless it is there
             if validate_start and self.step == 0:
                 devices = [self.device] if self.device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
@@ -160,11 +156,12 @@ class Trainer:
             if not self.interrupts.deferred and not alone:
                 self.save()
             raise
-        self.last_validation = {"step": self.step, "epoch": self.epoch, **validation.figures}
         self.epoch, self.batch = self.epoch + 1, 0
         self._update_best(validation)
+        if log is not None:  # before the checkpoint: a kill between the two loses nothing
+            log.write_validation(self.epoch - 1, self.step, validation.figures)
         try:
-            if log is not None:  # before the checkpoint: a kill between the two loses no picture
+            if log is not None:
                 images, vocabulary = self.setup.validation, self.setup.vocabulary
                 samples = self.config.train.samples
                 log.pictures(self.step, sample_sheets(validation, images, vocabulary, samples))
@@ -172,7 +169,6 @@ class Trainer:
             self.save()  # a failure to draw loses no work
         if log is not None:
             self._report(validation.unreadable)
-            log.write_validation(self.last_validation)
             print_validation(self.epoch, self.step, validation, self.config, self.warned)
         self.interrupts.release()
 

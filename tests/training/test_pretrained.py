@@ -26,13 +26,14 @@ def with_vocabulary(words: list[str], *, tie: bool) -> tuple[CaptionModel, Vocab
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("was_tied", [False, True])
 def test_a_model_with_more_words_takes_the_known_ones_row_by_row(
-    tmp_path: Path, tied: bool, was_tied: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tied: bool, was_tied: bool
 ) -> None:
     before, config, known = tiny.model(tie_embeddings=was_tied)
     save_model(tmp_path / "start", before, config, known, card="#")
     words = ["zebra", *reversed(known.words), "yak", "xylophone"]  # other order, other size
     model, vocabulary = with_vocabulary(words, tie=tied)
-    (said,) = load_pretrained(model, vocabulary, tmp_path / "start")  # every weight is taken
+    load_pretrained(model, vocabulary, tmp_path / "start")
+    (said,) = capsys.readouterr().err.splitlines()  # every weight is taken
     assert "3 words are new" in said
     old, new = before.state_dict(), model.state_dict()
     rows = [known.tokens.index(token) for token in vocabulary.tokens if token in known.tokens]
@@ -73,13 +74,16 @@ def test_new_words_begin_like_rare_ones_and_differ(tmp_path: Path) -> None:
     )
 
 
-def test_weights_that_do_not_match_are_listed_by_module(tmp_path: Path) -> None:
+def test_weights_that_do_not_match_are_listed_by_module(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, config, known = tiny.model(select="hard")
     save_model(tmp_path / "start", before, config, known, card="#")
     other = replace(config, attention=replace(config.attention, dim=12))
     decoder = replace(other.decoder, gate="none")
     model = build_model(replace(other, decoder=decoder), len(known))
-    (said,) = load_pretrained(model, known, tmp_path / "start")
+    load_pretrained(model, known, tmp_path / "start")
+    (said,) = capsys.readouterr().err.splitlines()
     total, left = len(model.state_dict()), sum(map(int, re.findall(r" \((\d+)\)", said))) - 2
     assert f"{total - left} of {total} weights taken" in said
     assert "decoder.attention.score.key (2)" in said

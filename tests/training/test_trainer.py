@@ -99,7 +99,7 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     assert weights(run, "best") == weights(whole, "best")
 
 
-def test_a_validation_s_record_survives_a_kill_between_checkpoint_and_log(
+def test_a_validation_s_record_survives_a_kill_before_it_is_written(
     whole: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
@@ -287,18 +287,3 @@ def test_an_unreadable_training_photo_is_named_once_and_left_out(
     said = capsys.readouterr().err
     assert said.count(str(broken_table / "04.jpg")) == 1
     assert len(tiny.log_entries(tmp_path / "run", "train")) == 8
-
-
-# ---------------------------------------------------------------------------------- the run folder
-
-
-def test_a_run_in_its_folder_is_not_overwritten(whole: Path, table: Path) -> None:
-    before = weights(whole)
-    with pytest.raises(
-        CaptionerError, match=r"^train.output: .* already holds a run or a model; add --resume"
-    ):
-        train(tiny.recipe(table, whole))
-    assert weights(whole) == before
-
-
-# ------------------------------------------------------------------------------------ on a device
