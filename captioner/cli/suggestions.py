@@ -15,74 +15,46 @@ from captioner.log import printable
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".heic")
 _PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
 
-# Names that other programs use, and the last part of ours, the likeliest first.
+# Names that other programs use, by the last part of ours; those that only differ from ours in a
+# few letters need none.
 _SYNONYMS = {
-    (_PLACE,): "f i image images img img-path image-path input inputs photo photos file files path "
-    "filename src source url",
-    (_PLACE, "root"): "data data-dir data-folder data-path data-root dataset dataset-dir dir "
-    "image-dir image-folder image-root images-dir img-dir train-data train-dir",
-    ("format",): "data-name dataset-name dataset-type",
-    ("file",): "annotation annotations annotation-file ann-file captions captions-file json table",
-    ("split",): "subset",
-    ("output",): "o d out out-dir outdir output-dir output-folder output-path result results "
-    "results-dir save save-dir save-path save-to run-dir logdir log-dir",
-    ("model", "checkpoint", "start_from", "from"): "m model-name",
-    ("checkpoint", "start_from", "from"): "ckpt ckpt-path checkpoint-path load load-from model-dir "
-    "model-path pretrained pretrained-model weights vocab vocab-file vocabulary word-map wordmap",
-    ("config",): "c cfg cfg-path config-file config-path recipe yaml",
-    ("resume",): "continue continue-training resume-from resume-from-checkpoint",
-    ("beam_size",): "b k beam beams beam-width beamsize n-beams num-beams",
-    ("num_captions",): "n n-captions num-return-sequences count top-n n-best nbest",
-    ("max_words",): "max-caption-length max-len max-length max-new-tokens max-seq-len max-tokens "
-    "seq-length length",
-    ("sample",): "do-sample sampling nucleus use-nucleus-sampling random",
-    ("top_p",): "p nucleus-p",
-    ("length_penalty",): "alpha length-norm",
-    ("epochs",): "e epoch max-epochs max-epoch n-epochs nepochs num-epochs num-train-epochs",
-    ("lr",): "base-lr decoder-lr learning-rate learningrate",
-    ("encoder_lr",): "fine-tune-encoder lr-encoder cnn-lr",
-    ("batch_size",): "batch batchsize bs per-device-train-batch-size train-batch-size",
-    ("clip_norm",): "clip grad-clip max-grad-norm gradient-clip",
-    ("workers",): "j jobs n-workers num-workers processes threads",
-    ("seed",): "manual-seed random-seed",
-    ("device",): "cpu cuda gpu gpus gpu-id device-id no-cuda use-gpu",
-    ("precision",): "amp bf16 dtype fp16 half mixed-precision",
-    ("backbone",): "arch architecture cnn encoder-name network",
-    ("hidden_dim",): "decoder-dim hidden-dim hidden-size rnn-size lstm-size",
-    ("embed_dim",): "emb-dim embed-size embedding-dim embedding-size word-dim",
-    ("overwrite",): "force replace y yes",
-    ("min_words",): "min-len min-length min-tokens",
-    ("temperature",): "temp",
-    ("accumulate",): "gradient-accumulation grad-accum gradient-accumulation-steps accum",
-    ("weight_decay",): "wd",
-    ("dim",): "attention-dim att-dim att-size",
-    ("select",): "attention attention-type hard soft",
-    ("patience",): "early-stopping early-stop",
-    ("checkpoint_every",): "save-steps save-every save-freq",
-    ("log_every",): "logging-steps log-steps print-freq print-every",
-    ("style",): "cmap colormap overlay",
-    ("words",): "per-word",
-    ("recursive",): "recurse subfolders",
-    ("prefix",): "trigger-word prepend",
-    ("suffix",): "append",
-    ("write",): "write-txt txt xmp sidecar caption-extension",
-    ("json",): "as-json json-output",
-    ("host",): "address bind ip",
-    ("allow_urls",): "urls allow-url download",
-    ("save",): "formats visualize viz vis",
+    _PLACE: "img image image-path input photo file path data dataset data-dir data-path",
+    "root": "data dataset data-dir data-folder data-path image-dir img-dir",
+    "format": "data-name dataset-name dataset-type",
+    "file": "annotations annotation-file captions captions-file",
+    "output": "o out out-dir output-folder results save-dir save-path",
+    "checkpoint": "m ckpt load model-dir model-path pretrained weights",
+    "from": "m model ckpt load model-path pretrained weights",
+    "config": "c cfg recipe yaml",
+    "resume": "continue resume-from-checkpoint",
+    "beam-size": "b k beam num-beams",
+    "num-captions": "n num-return-sequences nbest",
+    "max-words": "max-len max-length max-new-tokens max-tokens",
+    "min-words": "min-len min-length min-tokens",
+    "sample": "nucleus use-nucleus-sampling",
+    "length-penalty": "alpha",
+    "epochs": "num-epochs num-train-epochs",
+    "lr": "decoder-lr learning-rate",
+    "batch-size": "batch bs per-device-train-batch-size",
+    "accumulate": "gradient-accumulation-steps",
+    "clip-norm": "grad-clip max-grad-norm",
+    "workers": "j jobs threads",
+    "seed": "manual-seed random-seed",
+    "device": "cpu cuda gpu gpus gpu-id no-cuda",
+    "precision": "amp bf16 dtype fp16 half",
+    "backbone": "arch architecture cnn",
+    "hidden-dim": "decoder-dim rnn-size",
+    "embed-dim": "embedding-size word-dim",
+    "dim": "attention-dim",
+    "overwrite": "force y yes",
 }
 _COMMANDS = {
-    "caption": "describe generate infer inference predict run demo image img photo file",
-    "train": "fit learn",
-    "finetune": "fine-tune finetuning tune adapt",
-    "evaluate": "eval test val validate metrics benchmark",
-    "serve": "server web webui gui ui api app",
-    "check-data": "check validate-data lint",
-    "batch": "bulk collection folder",
-    "plot": "curves visualize",
+    "caption": "describe generate infer inference predict run demo image",
+    "finetune": "fine-tune tune",
+    "evaluate": "eval test val validate metrics",
+    "serve": "web webui gui ui api app",
     "export": "convert onnx",
 }
-_MEANINGS = {name: meanings for meanings, names in _SYNONYMS.items() for name in names.split()}
 # Commands and options of earlier versions, and what to do instead.
 _REMOVED = {
     "shards": "train from the folder itself; tar files that it wrote are read from a disk",
@@ -143,18 +115,17 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
     """Return what follows the name of an unknown option: what was probably meant."""
     name = _plain(option).rpartition(".")[2]
-    by_name: dict[str, list[str]] = {}  # options by their last part: epochs is of --train.epochs
-    for each in known:
-        by_name.setdefault(_plain(each).rpartition(".")[2], []).append(each)
+    # Options by their last part: epochs is of --train.epochs.
+    by_name = {_plain(each).rpartition(".")[2]: each for each in reversed(known)}
+    meanings = [ours for ours, names in _SYNONYMS.items() if name in names.split()]
     places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]
-    for meaning in (name, *_MEANINGS.get(name, ())):
+    # A synonym's meaning is known: if it is not here, this command has no such option.
+    for meaning in (name, *(meanings or get_close_matches(name, by_name, n=1, cutoff=0.7))):
         if meaning == _PLACE and places:
             return f" (give {places[0]} alone: {parser.prog} {places[0]})"
-        if found := by_name.get(_plain(meaning)):
-            return f" (did you mean {' or '.join(found[:3])}?)"
-    # A synonym's meaning is known: this command has no such option.
-    near = [] if name in _MEANINGS else get_close_matches(name, by_name, n=1, cutoff=0.7)
-    return f" (did you mean {by_name[near[0]][-1]}?)" if near else ""
+        if meaning in by_name:
+            return f" (did you mean {by_name[meaning]}?)"
+    return ""
 
 
 def _plain(word: str) -> str:
