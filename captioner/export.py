@@ -219,9 +219,6 @@ class _GraphSelect(nn.Module):
         self.select, self.choice, self.layer = select, choice, layer
         choice.layers, choice.heads = layer + 1, heads
 
-    def draw_expectation(self, *_: Any) -> None:
-        return None
-
     def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:
         """Attend by scores [B, K, L] to values [B, L, D]; what is for training is not used."""
         log_map, weights, entropy = self.select.distribution(scores)

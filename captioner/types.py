@@ -83,8 +83,8 @@ class Grid:
         width: Columns of cells.
         local: [B, L, D], the same cells before self-attention mixed them with each other; None
             where the encoder has no self-attention.
-        seeds: int64 [B], of what hard attention draws for each image in training; None draws from
-            PyTorch's own generator.
+        seeds: int64 [B], by which hard attention draws in training which images take the
+            expectation; without them none does.
         at_random: Attention ignores its scores and weighs all cells of the window alike, so that
             hard attention draws random cells: for training that compares with them.
     """

@@ -41,9 +41,6 @@ class ReplacedSelect(nn.Module):
         self.generator = generator
         self.first: Tensor | None = None
 
-    def draw_expectation(self, *_: Any) -> None:
-        return None
-
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
         """Return the attention for scores [B, K, L], with the replaced weights."""
         if self.kind == "uniform":

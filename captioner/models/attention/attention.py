@@ -174,22 +174,15 @@ class Select(nn.Module):
     """Turns scores into a distribution over the cells, and that into a context.
 
     `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
-    [B, L, D]. use_expectation is bool [B], from `draw_expectation`; seeds int64 [B, K], of the
-    sampled cells. None takes PyTorch's own generator.
+    [B, L, D]. use_expectation, bool [B], says which images take the expectation in place of a
+    sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own generator.
     """
+
+    semi_sampling = 0.0
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.temperature = config.temperature
-
-    def draw_expectation(
-        self, images: int, device: torch.device, seeds: Tensor | None = None
-    ) -> Tensor | None:
-        """Draw which images take the expectation in place of a sample: bool [B], or None for none.
-
-        Seeds are int64 [B]; None takes PyTorch's own generator.
-        """
-        return None
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
@@ -226,15 +219,6 @@ class HardSelect(Select):
         super().__init__(config)
         self.semi_sampling = config.semi_sampling
         self.at_test = config.at_test
-
-    def draw_expectation(
-        self, images: int, device: torch.device, seeds: Tensor | None = None
-    ) -> Tensor | None:
-        if not self.training or self.semi_sampling == 0:
-            return None
-        if seeds is not None:
-            return uniform(seeds, 1).squeeze(-1) < self.semi_sampling
-        return torch.rand(images, device=device) < self.semi_sampling
 
     def forward(
         self,
@@ -317,14 +301,16 @@ class Attention(nn.Module):
         if torch.is_autocast_enabled(cells.device.type) and cells.dtype == torch.float32:
             # Once here: autocast would cast all cells again for every word.
             cells = cells.to(torch.get_autocast_dtype(cells.device.type))
-        values = None
+        values = use_expectation = None
         if self.values is not None:
             values = split_heads(self.values.value(cells), self.values.heads)
+        if self.training and self.select.semi_sampling and grid.seeds is not None:
+            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < self.select.semi_sampling
         return Memory(
             Grid(cells, grid.height, grid.width),
             self.score.keys(smoothed(grid, self.key_smoothing)),
             values=values,
-            use_expectation=self.select.draw_expectation(cells.shape[0], cells.device, grid.seeds),
+            use_expectation=use_expectation,
             at_random=grid.at_random,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import HardSelect, Select, SoftSelect
-from captioner.types import hard_attention_mode
+from captioner.models.build import build_attention
+from captioner.types import Grid, hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4
 
@@ -78,18 +80,18 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
 
 
 def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
-    torch.manual_seed(0)
-    device = torch.device("cpu")
+    grid = Grid(torch.zeros(10_000, 1, D), 1, 1, seeds=torch.arange(10_000))
     for share in (0.5, 0.2, 1.0):
-        select = HardSelect(AttentionConfig(semi_sampling=share)).train()
-        drawn = select.draw_expectation(10_000, device)
+        config = AttentionConfig(select="hard", dim=4, semi_sampling=share)
+        attention = build_attention(config, query_dim=3, feature_dim=D).train()
+        drawn = attention.prepare(grid).use_expectation
         assert drawn is not None
         error = math.sqrt(share * (1 - share) / 10_000)
         assert abs(drawn.double().mean().item() - share) <= 4 * error
-        assert select.eval().draw_expectation(100, device) is None
-    never = HardSelect(AttentionConfig(semi_sampling=0.0)).train()
-    assert never.draw_expectation(100, device) is None
-    assert SoftSelect(AttentionConfig()).train().draw_expectation(100, device) is None
+        assert attention.eval().prepare(grid).use_expectation is None
+    for other in (replace(config, semi_sampling=0.0), replace(config, select="soft")):
+        attention = build_attention(other, query_dim=3, feature_dim=D).train()
+        assert attention.prepare(grid).use_expectation is None
 
 
 # --- gradients ------------------------------------------------------------------------------------
