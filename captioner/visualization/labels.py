@@ -102,25 +102,20 @@ def draw_word_label(
             page.rectangle((start, y0, start + filled - 1, y1), fill=colour)
 
 
-def draw_legend(
-    page: Page, style: OverlayStyle, *, left: int, top: int, width: int, size: int
-) -> None:
+def draw_legend(page: Page, style: OverlayStyle, *, left: int, top: int, size: int) -> None:
     """Draw the scale, which is the same in every picture, with ticks in multiples of uniform."""
-    face = font(size)
+    face, width = font(size), round(_LEGEND_WIDTH * size)
     title, small = fit(KEY["scale"], width, size_px=size, smallest_px=size // 2)
     page.text((left, top + size), title, fill=MUTED, font=small, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.5 * size)
     page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
-    free = math.inf  # where the number to the right begins; the last is always there
-    for value, label in reversed(SCALE_TICKS):
+    for value, label in SCALE_TICKS:
         x = left + round((width - 1) * scale_octaves(value) / OCTAVES)
         page.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
         half = face.getlength(label) / 2
         centre = min(max(x, left + half), left + width - half)
-        if centre + half + 0.7 * size <= free:  # or they would run together
-            free = centre - half
-            page.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
+        page.text((centre, y1 + 1.25 * size), label, fill=INK, font=face, anchor="ms")
 
 
 def draw_footer(
@@ -143,7 +138,7 @@ def draw_footer(
     if any(caption.words for caption in captions):
         legend_width, legend_height = round(_LEGEND_WIDTH * size), round(LEGEND_HEIGHT * size)
         if page is not None:
-            draw_legend(page, style, left=left, top=top, width=legend_width, size=size)
+            draw_legend(page, style, left=left, top=top, size=size)
         indent = 2 * size
         if width >= 2 * (legend_width + indent):
             x += legend_width + 4 * size
