@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioner.cli import command, parsing, show
 from captioner.config.settings import DataConfig
@@ -79,7 +79,6 @@ def check_data(parser: parsing.CommandParser) -> int:
     }.items():
         if things:
             problems.append(f"{kind}: {len(things)}, namely {listed(things, NAMED)}")
-    problems += _language(splits, tokenizer, arguments.root)
     for name, figures in statistics.items():
         fewest, most = figures["captions_a_photo"]
         shortest, median, longest = figures["words_a_caption"]
@@ -116,25 +115,6 @@ def _read_splits(
         except DataError as error:  # such as train2017, where only val2017 was downloaded
             absent.append(f"{name}: {error}")
     return splits, absent
-
-
-def _language(splits: dict[str, Split], tokenizer: Any, root: str) -> list[str]:
-    """Return a sentence if the bundled models know few of the words: another language."""
-    from captioner.checkpoint import bundled_models, load_vocabulary, model_folder
-    from captioner.data.checks import OTHER_LANGUAGE, known_share
-
-    texts = [text for split in splits.values() for i in split.images for text in i.captions]
-    if not texts or not bundled_models():
-        return []
-    vocabulary = load_vocabulary(model_folder(bundled_models()[-1]))
-    known = known_share(texts, vocabulary, tokenizer)
-    show(f"language: the bundled models, which write English, know {known:.0%} of the words")
-    if known >= OTHER_LANGUAGE:
-        return []
-    return [
-        "the captions are of another language or subject than those of the bundled models; train a "
-        f"model from the beginning: captioner train --config table --data.root {root}"
-    ]
 
 
 def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,9 +12,6 @@ from urllib.parse import unquote, urlsplit
 from captioner.errors import CaptionerError
 
 _LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
-# Attributes from which scripts load images when they are scrolled to; `src` is a placeholder then.
-_LAZY = ("data-src", "data-lazy-src", "data-original", "data-lazy", "data-url")
-_SETS = ("srcset", "data-srcset", "data-lazy-srcset")
 _ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")
 
 # Markdown: fenced code and code in a line; an image without a text, as `![](a.jpg)`.
@@ -52,27 +48,24 @@ class Page:
             content = file.read_bytes()
         except OSError as error:
             raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
-        declared = re.search(rb"""charset\s*=\s*["']?([\w-]+)""", content[:2048])
-        # The last reads all bytes.
-        for encoding in ("utf-8", declared[1].decode() if declared else "latin-1", "latin-1"):
-            with suppress(LookupError, UnicodeError):
-                self._text, self._encoding = content.decode(encoding), encoding
-                break
+        try:
+            self._text, self._encoding = content.decode(), "utf-8"
+        except UnicodeDecodeError:  # latin-1 keeps the bytes of every other encoding
+            self._text, self._encoding = content.decode("latin-1"), "latin-1"
         markup = self._text
-        tags: list[tuple[int, str, list[str]]] = []
+        tags: list[tuple[int, str, str]] = []
         if file.suffix.lower() in (".md", ".markdown"):
             # Blanks instead of code, so that all offsets stay.
             markup = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), self._text)
             for match in _IMAGE.finditer(markup):
                 tag, quoted, plain = match.groups()
-                tags.append((match.start(), tag, list(filter(None, [quoted or plain]))))
+                tags.append((match.start(), tag, quoted or plain))
         self.elsewhere = 0
         self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
-        for start, tag, addresses in sorted([*tags, *_TagReader(markup).tags]):
-            files = [f for each in addresses if (f := _local_file(each, file, site_root))]
-            if files:
-                self._gaps.append((start, tag, next(filter(Path.is_file, files), files[0])))
-            elif addresses:
+        for start, tag, address in sorted([*tags, *_TagReader(markup).tags]):
+            if image := _local_file(address, file, site_root):
+                self._gaps.append((start, tag, image))
+            elif address:
                 self.elsewhere += 1
 
     @property
@@ -92,41 +85,26 @@ class Page:
 
 
 class _TagReader(HTMLParser):
-    """Collects the `img` tags without an alternative text: offset, tag, addresses, best first."""
+    """Collects the `img` tags without an alternative text: offset, tag, address."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[tuple[int, str, list[str]]] = []
-        self._picture: list[str] = []  # addresses of the `source` tags of the picture read
+        self.tags: list[tuple[int, str, str]] = []
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "img" or not (text := self.get_starttag_text()):
+            return
         # If an attribute is given twice, the first one counts.
         values = {name: (value or "").strip() for name, value in reversed(attrs)}
-        # The first address of each attribute that lists one image in several sizes.
-        sets = [values[name].split()[0].rstrip(",") for name in _SETS if values.get(name)]
-        if tag == "picture":
-            self._picture = []
-        elif tag == "source":
-            self._picture += sets
-        elif tag == "img" and (text := self.get_starttag_text()):
-            hidden = values.get("aria-hidden", "").lower() == "true"
-            is_decoration = values.get("role", "").lower().split()[:1] in (
-                ["presentation"],
-                ["none"],
-            )
-            if hidden or is_decoration or any(values.get(name) for name in _LABELS):
-                return
-            single = [values[name] for name in (*_LAZY, "src") if values.get(name)]
-            line, column = self.getpos()
-            start = self._lines[line - 1] + column
-            self.tags.append((start, text, [*single, *sets, *self._picture]))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "picture":
-            self._picture = []
+        role = values.get("role", "").lower().split()[:1]
+        hidden = values.get("aria-hidden", "").lower() == "true"
+        if hidden or role in (["presentation"], ["none"]) or any(map(values.get, _LABELS)):
+            return
+        line, column = self.getpos()
+        self.tags.append((self._lines[line - 1] + column, text, values.get("src", "")))
 
 
 def _local_file(source: str, page: Path, site_root: Path | None) -> Path | None:

@@ -193,15 +193,9 @@ def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -
     }
 
 
-def known_share(
-    texts: Iterable[str], vocabulary: Vocabulary, tokenizer: Tokenizer | None = None
-) -> float:
-    """Return the share of the words of the first 10,000 captions that a vocabulary has.
-
-    Args:
-        tokenizer: Splits the captions; None is the vocabulary's.
-    """
-    split = (tokenizer or vocabulary.tokenizer).split
+def known_share(texts: Iterable[str], vocabulary: Vocabulary) -> float:
+    """Return the share of the words of the first 10,000 captions that a vocabulary has."""
+    split = vocabulary.tokenizer.split
     words = [word for text in islice(texts, 10_000) for word in split(text)]
     return sum(word in vocabulary for word in words) / max(1, len(words))
 

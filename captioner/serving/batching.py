@@ -16,8 +16,7 @@ Result = TypeVar("Result")
 class Batcher:
     """Collects items of equal key and processes up to `max_batch` of them in one call.
 
-    Where a batch of several items fails, each item is tried alone, so that one bad image fails no
-    other request. An item whose caller was cancelled is dropped.
+    An item whose caller was cancelled is dropped.
 
     Args:
         max_batch: Most items in a batch.
@@ -68,23 +67,14 @@ class Batcher:
                 item, result = self._waiting[key].popleft()
                 if result.set_running_or_notify_cancel():
                     batch.append((item, result))
-        if batch:
-            self.observe(len(batch))
-            if not _run(batch, work):
-                for each in batch:
-                    _run([each], work)
-
-
-def _run(
-    batch: Sequence[tuple[Any, Future[Any]]], work: Callable[[Sequence[Any]], Sequence[Any]]
-) -> bool:
-    """Set the results of a batch, or the error of a single item; return whether they are set."""
-    try:
-        results = work([item for item, _ in batch])
-    except Exception as error:  # noqa: BLE001  it is raised where the item was submitted
-        if len(batch) == 1:
-            batch[0][1].set_exception(error)
-        return len(batch) == 1  # the error, which keeps the batch's memory alive, is gone then
-    for (_, future), result in zip(batch, results, strict=True):
-        future.set_result(result)
-    return True
+        if not batch:
+            return
+        self.observe(len(batch))
+        try:
+            results = work([item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001  it is raised where the items were submitted
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, future), found in zip(batch, results, strict=True):
+            future.set_result(found)

@@ -62,30 +62,6 @@ def test_decoration_and_labelled_images_are_left_alone(
 # --------------------------------------------------------------------------------- addresses
 
 
-@pytest.mark.parametrize(
-    ("tag", "image"),
-    [
-        ('<img data-src="a.jpg">', "a.jpg"),
-        ('<img src="data:image/gif;base64,R0" data-original="a.jpg">', "a.jpg"),
-        ('<img srcset="a.jpg 1x, b.jpg 2x">', "a.jpg"),
-        ('<picture><source srcset="a.jpg 2x"><img src=""></picture>', "a.jpg"),
-        ('<picture><source srcset="a.jpg"></picture><img src="https://x.org/y.jpg">', None),
-    ],
-)
-def test_images_that_scripts_load_are_found_or_counted(
-    tmp_path: Path, tag: str, image: str | None
-) -> None:
-    for name in ("a.jpg", "b.jpg"):
-        (tmp_path / name).touch()
-    page = page_of(tmp_path, tag)
-    assert page.images == ([tmp_path / image] if image else [])
-    assert page.elsewhere == (image is None)
-    if image:
-        assert page.filled({tmp_path / image: "A dog"}).decode() == tag.replace(
-            "<img", '<img alt="A dog"'
-        )
-
-
 def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for place in ("blog", "img", "other/img"):

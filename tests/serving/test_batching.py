@@ -51,10 +51,13 @@ def test_keys_are_never_mixed_and_passes_never_overlap() -> None:
     assert all(len(keys) == 1 for keys in passes)
 
 
-def test_an_item_that_fails_fails_alone() -> None:
-    one, failed, two = answers(lambda items: [1 / n for n in items], (1, 0, 2), wait_s=0.02)
-    assert (one, two) == (1, 0.5)
-    assert isinstance(failed, ZeroDivisionError)
+def test_the_error_of_a_batch_reaches_its_callers_and_no_others() -> None:
+    def work(items: Sequence[int]) -> list[float]:
+        return [1 / item for item in items]
+
+    bad, good = answers(work, (0, 2), key=lambda item: item, wait_s=0.02)
+    assert isinstance(bad, ZeroDivisionError)
+    assert good == 0.5
 
 
 def test_a_cancelled_item_costs_no_pass() -> None:
