@@ -61,10 +61,6 @@ def _opened(source: Any) -> Image.Image:
     """Return an image of any kind but a prepared one as upright RGB."""
     if isinstance(source, Image.Image):
         return upright_rgb(source)
-    if isinstance(source, (str, TarMember, bytes)):
-        return open_image(source)
-    if isinstance(source, os.PathLike):
-        return open_image(os.fsdecode(source))
     if hasattr(source, "__array__"):
         pixels = np.asarray(_on_cpu(source))
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
@@ -73,13 +69,9 @@ def _opened(source: Any) -> Image.Image:
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
         return Image.fromarray(np.ascontiguousarray(pixels))
-    data = source.read() if hasattr(source, "read") else None
-    if not isinstance(data, bytes):
-        raise ImageError(
-            f"is a value of type {type(source).__name__}; use a path, bytes, an open binary file, "
-            "a PIL image, or uint8 pixels [height, width, 3] as a NumPy array or a tensor"
-        )
-    return open_image(data)
+    if hasattr(source, "read"):
+        source = source.read()
+    return open_image(os.fsdecode(source) if isinstance(source, os.PathLike) else source)
 
 
 def as_list(images: Any) -> list[ImageInput]:

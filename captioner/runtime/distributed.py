@@ -147,15 +147,6 @@ def average_gradients(parameters: Iterable[nn.Parameter], *, compress: bool = Fa
     torch._foreach_copy_(gradients, [mean.view_as(gradient) for mean, gradient in pairs])
 
 
-def sum_over_processes(values: Sequence[float]) -> list[float]:
-    """Return the sum of each number over the processes, exact for counts."""
-    total = torch.tensor(values, dtype=torch.float64)
-    if world_size() > 1:
-        dist.all_reduce(total)
-    sums: list[float] = total.tolist()
-    return sums
-
-
 def mean_over_processes(value: Tensor) -> Tensor:
     """Return the mean of a tensor over the processes, without a graph."""
     value = value.detach()
@@ -182,35 +173,22 @@ def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gathered(values: Sequence[Result]) -> list[Result]:
-    """Return in process 0 the values of all processes, in turns; an empty list in the others.
-
-    The inverse of `values[rank() :: world_size()]`.
-    """
-    if world_size() == 1:
-        return list(values)
-    shares: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    dist.gather_object(list(values), shares)
-    if shares is None:
-        return []
+    """Return the values of all processes, in turns: undoes `values[rank() :: world_size()]`."""
+    shares = _from_all(list(values))
     joined: list[Any] = [None] * sum(map(len, shares))
     for number, share in enumerate(shares):
-        joined[number :: world_size()] = share
+        joined[number :: len(shares)] = share
     return joined
 
 
 def from_first_process(function: Callable[[], Result]) -> Result:
     """Return in all processes what a function returns in process 0, the only one to call it.
 
-    Raises:
-        CaptionerError: Process 0 raised it.
-        FailedElsewhere: The same, in the others.
+    Errors are as of `in_all_processes`.
     """
-    if world_size() == 1:
-        return function()
-    outcome: list[Any] = [in_all_processes(lambda: function() if rank() == 0 else None)]
-    dist.broadcast_object_list(outcome)
-    agreed: Result = outcome[0]
-    return agreed
+    result: Any = in_all_processes(lambda: function() if rank() == 0 else None)
+    first: Result = _from_all(result)[0]
+    return first
 
 
 def in_all_processes(function: Callable[[], Result]) -> Result:

@@ -6,7 +6,9 @@ import signal
 from types import FrameType
 from typing import Any, NoReturn
 
-from captioner.runtime.distributed import sum_over_processes, world_size
+import torch
+
+from captioner.runtime.distributed import mean_over_processes, world_size
 
 # Those that end a run; Windows has no SIGHUP.
 SIGNALS = [
@@ -53,7 +55,7 @@ class DeferredInterrupts:
         Raises:
             KeyboardInterrupt: A signal is pending, in any process.
         """
-        if any(sum_over_processes([self.pending])):
+        if mean_over_processes(torch.tensor(float(self.pending))):
             self.interrupt()
         self.deferred = world_size() > 1
 

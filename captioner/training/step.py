@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioner.config.settings import OptimConfig
 from captioner.data.batch import Batch
-from captioner.runtime.distributed import mean_by_name, sum_over_processes
+from captioner.runtime.distributed import mean_by_name, mean_over_processes
 from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.task import LossOutput, TrainingTask
 
@@ -87,9 +87,7 @@ def learning_rate_factor(step: int, total_steps: int, config: OptimConfig, drops
     return 0.1**drops if config.schedule == "plateau" else 1.0
 
 
-def with_counts(
-    batches: list[Batch], interrupts: DeferredInterrupts, processes: int
-) -> list[Batch]:
+def with_counts(batches: list[Batch], interrupts: DeferredInterrupts) -> list[Batch]:
     """Return the batches that hold a caption, with the counts that their losses divide by.
 
     Processes agree here on the counts, and on whether a signal came to one of them.
@@ -97,24 +95,18 @@ def with_counts(
     Raises:
         KeyboardInterrupt: One did.
     """
-    counts = [float(n) for batch in batches for n in (batch.words, batch.captions)]
-    interrupted: float = interrupts.pending
-    if processes > 1:
-        sums = sum_over_processes([interrupted, *counts])
-        interrupted, *counts = (value / processes for value in sums)
+    own = [interrupts.pending, *(n for batch in batches for n in (batch.words, batch.captions))]
+    means = mean_over_processes(torch.tensor(own, dtype=torch.float64))
+    interrupted, *counts = means.tolist()
     if interrupted:
         interrupts.interrupt()
     pairs = zip(batches, counts[::2], counts[1::2], strict=True)
     return [replace(b, words=words, captions=number) for b, words, number in pairs if number]
 
 
-def step_metrics(
-    step: StepOutput, optimizer: torch.optim.Optimizer, processes: int
-) -> dict[str, Any]:
+def step_metrics(step: StepOutput, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the figures of a step for the log: means over the batch of all processes."""
-    metrics = {name: float(value) for name, value in step.output.metrics.items()}
-    if processes > 1:
-        metrics = mean_by_name(metrics)
+    metrics = mean_by_name({name: float(value) for name, value in step.output.metrics.items()})
     if "advantage" in metrics:  # a mean square, as only that of all processes is their mean
         metrics["advantage"] = math.sqrt(metrics["advantage"])
     rate = max(float(group["lr"]) for group in optimizer.param_groups)

@@ -211,7 +211,7 @@ class Trainer:
                     if batch.unreadable:
                         self._report(batch.unreadable)
                 output = None
-                if nonempty := with_counts(batches, self.interrupts, self.processes):
+                if nonempty := with_counts(batches, self.interrupts):
                     factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
                     output = self.take_step(nonempty, learning_rate_factor=factor)
                     skipped = self.skipped_steps + 1
@@ -228,7 +228,7 @@ class Trainer:
                     elapsed = time.perf_counter() - started
                     metrics = {
                         "epoch": self.epoch,
-                        **step_metrics(output, self.optimizer, self.processes),
+                        **step_metrics(output, self.optimizer),
                         "step_s": elapsed / (self.step - first_step),
                         "data_wait": data_wait_s / elapsed,
                     }

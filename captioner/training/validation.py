@@ -65,8 +65,7 @@ class Validation:
     Args:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
             METRIC for what decides: their mean, or that of the decisive source.
-        hypotheses: Search result of each readable image. In processes but the first, all but the
-            figures is empty.
+        hypotheses: Search result of each readable image.
         unreadable: Paths of the other images, and why they cannot be read.
     """
 
@@ -127,8 +126,8 @@ def validate(
             results = iter(search(model.decoder, grid, options, graphs))
         found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
     everyone = gathered(found)
-    grid_shape = max(gathered([grid_shape]), default=grid_shape)
-    pairs = list(zip(images, everyone, strict=False))  # elsewhere than in process 0: none
+    grid_shape = max(gathered([grid_shape]))
+    pairs = list(zip(images, everyone, strict=True))
     hypotheses = {i.image_id: each for i, each in pairs if isinstance(each, Hypothesis)}
     unreadable = [(str(i.path), reason) for i, reason in pairs if isinstance(reason, str)]
     captions = {
