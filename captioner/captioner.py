@@ -246,12 +246,7 @@ class Captioner:
         drawn, _ = sample(
             self.engine.decoder,
             grid,
-            samples=options.num_captions,
-            max_words=options.max_words,
-            min_words=options.min_words,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
+            options,
             generator=None if seed is None else self.engine.generator(seed),
         )
         end, pad = self.vocabulary.end, self.vocabulary.pad

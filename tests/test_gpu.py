@@ -203,7 +203,8 @@ def test_search_and_samples_stay_on_the_device(drawn_photos: Path) -> None:
     found = search(captioner.model.decoder, grid, SearchOptions(beam_size=3, no_repeat_ngram=2))
     assert len(found) == 3
     torch.manual_seed(1)
-    tokens, lengths = sample(captioner.model.decoder, grid, samples=4, max_words=9)
+    options = SearchOptions(num_captions=4, max_words=9)
+    tokens, lengths = sample(captioner.model.decoder, grid, options)
     assert tokens.device.type == lengths.device.type == GPU.type
     assert tokens.shape[:2] == (3, 4)
     assert ((tokens != 0).sum(-1) == lengths).all()

@@ -19,7 +19,7 @@ from pretend_gpu import CUDA, Pretended, PretendedGPU, move
 from captioner.config import DecodingConfig
 from captioner.config.recipes import read_recipe
 from captioner.config.settings import Config
-from captioner.generation import sample
+from captioner.generation import SearchOptions, sample
 from captioner.generation.beam_search import CHECK_EVERY
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
@@ -127,11 +127,12 @@ def test_a_step_in_bfloat16_has_nearly_the_same_loss(recipe: str, table: Path) -
 def test_samples_are_the_cpu_s_and_wait_every_few_words_only() -> None:
     decoder = tiny.model()[0].eval().decoder
     features = torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0))
-    settings: Any = {"samples": 2, "max_words": 12, "greedy": True}
-    expected = sample(decoder, Grid(features, 2, 3), **settings)
+    options = SearchOptions(num_captions=2, max_words=12)
+    likeliest: Any = lambda shares, _: shares.argmax(-1)  # noqa: E731
+    expected = sample(decoder, Grid(features, 2, 3), options, draw=likeliest)
     with PretendedGPU() as gpu:
         move(decoder)
-        found = sample(decoder, Grid(features.to(CUDA), 2, 3), **settings)
+        found = sample(decoder, Grid(features.to(CUDA), 2, 3), options, draw=likeliest)
     assert 0 < gpu.waits.total() <= 12 // CHECK_EVERY + 1  # and at its end
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.as_subclass(torch.Tensor), theirs)

@@ -15,6 +15,7 @@ from captioner.generation.arrays import (
     without_gradients,
 )
 from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
+from captioner.generation.options import SearchOptions
 from captioner.types import Grid, StepDecoder
 
 
@@ -55,26 +56,17 @@ def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
 def sample(
     decoder: StepDecoder,
     grid: Grid,
+    options: SearchOptions,
     *,
-    samples: int,
-    max_words: int,
-    min_words: int = 0,
-    greedy: bool = False,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     generator: Generator | None = None,
     draw: Callable[[Array, int], Array] | None = None,
 ) -> tuple[Array, Array]:
-    """Draw captions of each image, word by word.
+    """Draw `num_captions` captions of each image, word by word.
 
     As in the search, of the special tokens only the end is written, and never first.
 
     Args:
-        min_words: Words before which no caption ends.
-        greedy: Take the likeliest word instead of drawing one.
-        temperature: Logits are divided by it: below 1 likely words become likelier.
-        top_k, top_p: Draw only from the likeliest words, as by `truncate`.
+        options: The number and the lengths of captions, and the settings of sampling.
         generator: Random numbers; None draws from the default one of the device.
         draw: Draws words [B, samples] from probabilities [B, samples, V] at a position, in place of
             `generator`.
@@ -88,25 +80,23 @@ def sample(
     check_every = 1 if str(device) == "cpu" else CHECK_EVERY
     with without_gradients(grid.features, for_training=True):
         memory = decoder.prepare(grid)
-        state = decoder.start(memory, samples)
-        tokens = xp.full((len(grid.features), samples), START, dtype=xp.int64, device=device)
-        running = xp.ones(tokens.shape, dtype=xp.bool, device=device)
+        state = decoder.start(memory, options.num_captions)
+        shape = len(grid.features), options.num_captions
+        tokens = xp.full(shape, START, dtype=xp.int64, device=device)
+        running = xp.ones(shape, dtype=xp.bool, device=device)
         written: list[Array] = []
-        for position in range(max_words):
+        for position in range(options.max_words):
             logits, _, state = decoder.step(tokens, state, memory)
-            logits = writable(xp.astype(logits, xp.float32), may_end=position >= max(min_words, 1))
-            if greedy:
-                tokens = xp.argmax(logits, axis=-1)
+            may_end = position >= max(options.min_words, 1)
+            logits = writable(xp.astype(logits, xp.float32), may_end=may_end)
+            # A lower temperature would draw the same likeliest words, but logits may overflow.
+            logits = logits / max(options.temperature, 1e-6)
+            # The method of torch.multinomial, which itself ends the process on NaNs on a GPU.
+            shares = softmax(truncate(logits, top_k=options.top_k, top_p=options.top_p))
+            if draw is not None:
+                tokens = draw(shares, position)
             else:
-                if temperature != 1:
-                    # A lower one would draw the same likeliest words, but logits may overflow.
-                    logits = logits / max(temperature, 1e-6)
-                # The method of torch.multinomial, which itself ends the process on NaNs on a GPU.
-                shares = softmax(truncate(logits, top_k=top_k, top_p=top_p))
-                if draw is not None:
-                    tokens = draw(shares, position)
-                else:
-                    tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
+                tokens = xp.argmax(shares / exponential(shares, generator), axis=-1)
             written.append(xp.where(running, tokens, PAD))
             running = running & (tokens != END)
             if len(written) % check_every == 0 and not bool(xp.any(running)):

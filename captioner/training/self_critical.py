@@ -14,7 +14,7 @@ from captioner.data.batch import Batch, pack_by_step
 from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import END, Vocabulary
 from captioner.evaluation.cider import CiderD
-from captioner.generation import sample, writable
+from captioner.generation import SearchOptions, sample, writable
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
@@ -81,13 +81,14 @@ class SelfCriticalTask(TrainingTask):
         was_training = decoder.training
         decoder.eval()
         draw = None if batch.image_seeds is None else partial(draw_words, batch.image_seeds)
-        draw_captions = partial(sample, decoder, grid, max_words=self.max_words)
-        tokens, lengths = draw_captions(
-            samples=self.samples, temperature=self.temperature, draw=draw
+        options = SearchOptions(
+            num_captions=self.samples, max_words=self.max_words, temperature=self.temperature
         )
+        tokens, lengths = sample(decoder, grid, options, draw=draw)
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
-            greedy, _ = draw_captions(samples=1, greedy=True)
+            options = SearchOptions(num_captions=1, max_words=self.max_words)
+            greedy, _ = sample(decoder, grid, options, draw=lambda shares, _: shares.argmax(-1))
             baseline = self._rewards(batch.images, greedy)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)

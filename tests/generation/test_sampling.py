@@ -8,7 +8,7 @@ import torch
 from forced import force_decode_one
 from test_search import END, Reader, random_decoder, random_grid
 
-from captioner.generation import force_decode, sample, truncate
+from captioner.generation import SearchOptions, force_decode, sample, truncate
 
 
 def test_the_likeliest_words_are_kept() -> None:
@@ -28,9 +28,8 @@ def test_the_likeliest_words_are_kept() -> None:
 def test_first_words_are_drawn_as_often_as_they_are_likely(temperature: float) -> None:
     decoder, grid = random_decoder(0, words=4), random_grid(1)
     generator = torch.Generator().manual_seed(0)
-    tokens, _ = sample(
-        decoder, grid, samples=20000, max_words=1, temperature=temperature, generator=generator
-    )
+    options = SearchOptions(num_captions=1000, max_words=1, temperature=temperature)
+    tokens, _ = sample(decoder, grid.select([0] * 20), options, generator=generator)
     log_probs = np.array(Reader(decoder, grid)(()))[4:]
     expected = np.exp(log_probs / temperature) / np.exp(log_probs / temperature).sum()
     drawn = np.bincount(tokens.flatten().numpy() - 4, minlength=4) / 20000
@@ -41,9 +40,11 @@ def test_first_words_are_drawn_as_often_as_they_are_likely(temperature: float) -
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     """Not captions without words, where the logits have become infinite."""
     decoder, grid = random_decoder(3), random_grid(4)
-    greedy, _ = sample(decoder, grid, samples=2, max_words=8, greedy=True)
-    drawn, _ = sample(decoder, grid, samples=2, max_words=8, temperature=temperature)
+    options = SearchOptions(num_captions=2, max_words=8, temperature=temperature)
+    greedy, _ = sample(decoder, grid, options, draw=lambda shares, _: shares.argmax(-1))
+    drawn, _ = sample(decoder, grid, options)
     assert torch.equal(drawn, greedy)
+    assert (drawn > END).any()
 
 
 def test_captions_of_several_lengths_are_scored_as_each_alone() -> None:

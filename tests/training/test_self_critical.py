@@ -18,7 +18,7 @@ from captioner.config.settings import SelfCriticalConfig
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.cider import CiderD
-from captioner.generation import sample, writable
+from captioner.generation import SearchOptions, sample, writable
 from captioner.models.build import build_decoder
 from captioner.training import train
 from captioner.training.self_critical import SelfCriticalTask
@@ -121,7 +121,8 @@ def test_the_gradient_is_that_of_the_expected_reward(
             rewards.append(float(reward.scores([image], [[VOCABULARY.tokens[t] for t in pair]])[0]))
         expected_baseline = float(np.dot(probabilities, rewards))
         if baseline == "greedy":
-            tokens, _ = sample(model.decoder, grid, samples=1, max_words=2, greedy=True)
+            options = SearchOptions(num_captions=1, max_words=2)
+            tokens, _ = sample(model.decoder, grid, options, draw=lambda s, _: s.argmax(-1))
             likeliest = [VOCABULARY.tokens[t] for t in tokens[0, 0].tolist() if t]
             expected_baseline = float(reward.scores([image], [likeliest])[0])
         for probability, gradient, earned in zip(probabilities, gradients, rewards, strict=True):
