@@ -162,11 +162,7 @@ class _Graph(nn.Module):
         return tuple(output.clone() for output in self.compute(iter(tensors)))
 
     def to_onnx(self, places: Places) -> bytes:
-        """Return an ONNX file whose weights are places in another.
-
-        Raises:
-            CaptionerError: The module has a part that cannot be exported.
-        """
+        """Return an ONNX file whose weights are places in another."""
         shapes = _dynamic(self.inputs)
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         logging.getLogger("onnxscript").setLevel(logging.ERROR)

@@ -86,11 +86,7 @@ def choose_engine(
 def open_engine(
     folder: Path, *, engine: EngineName, device: str, precision: Precision
 ) -> tuple[Engine, ModelConfig, Vocabulary]:
-    """Load a model folder into an engine, chosen and refused as by `choose_engine`.
-
-    Raises:
-        CheckpointError: The model is damaged.
-    """
+    """Load a model folder into an engine, chosen and refused as by `choose_engine`."""
     description = choose_engine(folder, engine=engine, device=device, precision=precision)
     if description is not None:
         config, vocabulary = load_config(folder), load_vocabulary(folder)

@@ -63,9 +63,6 @@ class GraphEngine:
     Args:
         folder: A verified model folder.
         description: Result of `graph_description`.
-
-    Raises:
-        CheckpointError: OpenVINO cannot compute the graphs.
     """
 
     name: ClassVar[str] = "runtime"

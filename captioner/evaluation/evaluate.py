@@ -160,9 +160,6 @@ def score_texts(
         training_captions: Captions that are not among these count as novel; None counts none.
         time_limit_s: Seconds for the scorers that are Java programs.
         signature: Entries to add to the results' signature.
-
-    Raises:
-        DataError: There is nothing to score.
     """
     references = {image.image_id: image.captions for image in images}
     names = {image.image_id: image.path.name for image in images}

@@ -85,9 +85,6 @@ def quick_scores(
 
     For validation while training; figures to publish are those of score_captions. CIDEr of a single
     image is not defined and left out.
-
-    Raises:
-        DataError: As for score_captions.
     """
     _, texts, truths = _align(candidates, references)
     table = python_scores(list(map(tokenize, texts)), [list(map(tokenize, row)) for row in truths])

@@ -95,11 +95,7 @@ ImageKey: TypeAlias = "tuple[int, int]"  # number of the file, number of the ima
 
 
 class Objects:
-    """The instances of one or more COCO annotation files, by the names of the images' files.
-
-    Raises:
-        DataError: A file is no COCO instances file.
-    """
+    """The instances of one or more COCO annotation files, by the names of the images' files."""
 
     def __init__(self, *paths: Path) -> None:
         self._files = [_read_instances(path) for path in paths]

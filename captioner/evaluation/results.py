@@ -34,9 +34,6 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     """Return the signature of results, and the scores of each image, for comparisons.
 
     None stands for a file without scores, such as a list of captions.
-
-    Raises:
-        DataError: It cannot be read.
     """
     content = read_json(path) if path.suffix.lower() == ".json" else None
     if not isinstance(content, dict) or not {"images", "signature"} <= content.keys():
@@ -57,9 +54,6 @@ def read_captions(path: Path, split: str) -> dict[str, str]:
         path: COCO results, a results.json of `captioner evaluate`, a JSON object of names and
             captions, a table, or an output of `captioner batch`.
         split: Rows to read of a table that names splits.
-
-    Raises:
-        DataError: There is no caption in it.
     """
     content = read_json(path) if path.suffix.lower() == ".json" else None
     found: list[tuple[str, str | None]] = []

@@ -92,11 +92,7 @@ class SearchOptions:
     def from_config(
         cls, decoding: DecodingConfig, vocabulary: Vocabulary, **given: Any
     ) -> SearchOptions:
-        """Return a model's settings, replaced by those that are given and not None.
-
-        Raises:
-            ConfigError: A value cannot be used; names it and what is accepted.
-        """
+        """Return a model's settings, replaced by those that are given and not None."""
         has_words = vocabulary.tokenizer.name == "words"
         phrases = vocabulary.encode_phrases(decoding.no_repeat_around)
         if decoding.no_double_words and has_words:

@@ -262,11 +262,7 @@ class Caption:
 
 
 def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> None:
-    """Check a layer and a head, counted from 1, against a model's number of them.
-
-    Raises:
-        ConfigError: There is no such layer or head.
-    """
+    """Check a layer and a head, counted from 1, against a model's number of them."""
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None and not 1 <= number <= count:
             raise ConfigError(
@@ -288,10 +284,6 @@ def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
     """Return the caption of such arrays, as `caption_arrays` returns or np.load reads them.
 
     Files of earlier versions have neither the text nor the confidence.
-
-    Raises:
-        KeyError: An array of its geometry is missing.
-        TypeError: Another array is missing.
     """
     # An array without dimensions is a number or a text.
     values: dict[str, Any] = {name: a if a.ndim else a.item() for name, a in arrays.items()}

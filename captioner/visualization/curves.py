@@ -48,9 +48,6 @@ def save_curves(
     Args:
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
             figure was not finite.
-
-    Raises:
-        CaptionerError: A file cannot be written.
     """
     import matplotlib
     from matplotlib.figure import Figure  # without pyplot, which may search for a display

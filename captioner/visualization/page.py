@@ -59,9 +59,6 @@ def caption_page(
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.
         original_size: Width and height of the photo, where the image is a reduced one.
-
-    Raises:
-        ImageError: An image of another size than a caption's.
     """
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)

@@ -74,10 +74,6 @@ class OverlayStyle:
         colour_map: Colours of `colour`.
         opacity: Strength of the effect, 0 to 1; None is the style's default. Lines are opaque.
         threshold: Attention below it, in multiples of uniform, is left out.
-
-    Raises:
-        ConfigError: An unknown name, an opacity outside 0 to 1, or a threshold that is not a
-            number from 0 up.
     """
 
     kind: StyleName = "focus"

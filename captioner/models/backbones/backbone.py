@@ -44,9 +44,6 @@ class Backbone(nn.Module):
 
         Returns:
             The number of stages that are completely frozen.
-
-        Raises:
-            ConfigError: There is no such stage.
         """
         self.requires_grad_(False)
         if trainable_from is None:

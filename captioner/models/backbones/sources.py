@@ -65,10 +65,6 @@ def any_efficientnet_lite(
     """Return `efficientnet_lite2`, 1280 channels at stride 32; None for any other name.
 
     Its stages are `stem`, `blocks.0` to `blocks.6` and `head`; its default weights are a package.
-
-    Raises:
-        ConfigError: There are no such weights, or no such stage to tap.
-        WeightsError: They are missing, or of another network.
     """
     if name != "efficientnet_lite2":
         return None
@@ -139,10 +135,6 @@ def any_torchvision(
     last is the paper's, before the last pool: 14 x 14 x 512 at 224 px. The ResNets' are stem and
     layer1 to layer4. Any other network is one stage up to the graph node `tap`, by default its last
     feature map.
-
-    Raises:
-        ConfigError: It cannot be used, or there is no such tap or weights entry.
-        WeightsError: The weights cannot be had.
     """
     from torchvision import models
 
@@ -241,10 +233,6 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
         weights: Also `default@REVISION`, a commit or a tag of those on the Hugging Face Hub.
         size_px: A transformer is built for images of this height and width: timm interpolates the
             position embeddings of weights for another size.
-
-    Raises:
-        ConfigError: It cannot be used, or there are no such weights.
-        WeightsError: The weights cannot be had.
     """
     import timm
 

@@ -46,9 +46,6 @@ def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[s
     Args:
         expected: Names of the network's tensors, by which a prefix of the file's names is found.
         name: The network, for messages.
-
-    Raises:
-        WeightsError: The file cannot be read, or holds no tensors by name.
     """
     content: Any
     try:
