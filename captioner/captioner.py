@@ -26,8 +26,6 @@ from captioner.types import Geometry, Grid, hard_attention_mode
 from captioner.visualization import Caption
 
 if TYPE_CHECKING:
-    import torch
-
     from captioner.models.model import CaptionModel
 
 
@@ -42,14 +40,8 @@ class Captioner:
 
     Args:
         model: The model, or the folder that `engine` has loaded it from.
-        device: A `torch.device`, or auto, cpu, cuda or cuda:N.
-        precision: Number format of the encoder, which does most of the work; the decoder computes
-            in float32. On many CPUs bfloat16 is slower.
         calibrator: Gives captions their confidence.
-        engine: What computes; None is PyTorch on the device.
-
-    Raises:
-        ConfigError: The device cannot be used.
+        engine: What computes; None is PyTorch on the CPU.
     """
 
     def __init__(
@@ -57,18 +49,14 @@ class Captioner:
         model: CaptionModel | Path,
         config: ModelConfig,
         vocabulary: Vocabulary,
-        device: torch.device | str = "cpu",
-        precision: Precision = "float32",
         calibrator: Calibrator | None = None,
-        *,
         engine: Engine | None = None,
     ) -> None:
         if engine is None:
             from captioner.engines.pytorch import TorchEngine
 
-            if isinstance(model, Path):
-                raise ConfigError(f"{model} is a folder; use Captioner.from_pretrained")
-            engine = TorchEngine(model, choose_device(str(device)), precision)
+            assert not isinstance(model, Path)  # a folder comes with its engine
+            engine = TorchEngine(model, choose_device("cpu"))
         self.engine, self._saved = engine, model
         self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator
         self.transform = image_transform(config.preprocess)
@@ -79,17 +67,8 @@ class Captioner:
         return self.engine.device
 
     @property
-    def dtype(self) -> Any:
-        """Number format of the encoder: a `torch.dtype`, or without PyTorch a NumPy dtype."""
-        return self.engine.dtype
-
-    @property
     def model(self) -> CaptionModel:
-        """The model in PyTorch, for inference.
-
-        Raises:
-            ConfigError: The engine computes without PyTorch.
-        """
+        """The model in PyTorch, for inference; a ConfigError says that there is none."""
         model: CaptionModel | None = getattr(self.engine, "model", None)
         if model is None:
             raise ConfigError(
@@ -98,11 +77,7 @@ class Captioner:
         return model
 
     def in_torch(self) -> Captioner:
-        """Return this captioner if it computes with PyTorch, else its model loaded into PyTorch.
-
-        Raises:
-            CaptionerError: PyTorch is not installed.
-        """
+        """Return this captioner if it computes with PyTorch, else its model loaded into PyTorch."""
         if self.engine.name == "torch" or not isinstance(self._saved, Path):
             return self
         return Captioner.from_pretrained(self._saved, device="cpu", engine="torch")
@@ -124,15 +99,14 @@ class Captioner:
         Args:
             model: Name or path.
             device: auto, cpu, cuda or cuda:N.
-            precision: Number format of the encoder. In bfloat16 about one caption in five differs;
-                whether it is faster depends on the processor.
+            precision: Number format of the encoder, which does most of the work. In bfloat16 about
+                one caption in five differs; whether it is faster depends on the processor.
             engine: `torch` is PyTorch; `runtime` computes on a CPU with the graphs in the model's
                 folder and does not import PyTorch; `auto` takes the runtime where it can.
 
         Raises:
-            CheckpointError: There is no such model, or it is damaged.
-            ConfigError: The device cannot be used, or there is no such precision or engine.
-            CaptionerError: PyTorch is needed and not installed.
+            CaptionerError: There is no such model, device, precision or engine; the model is
+                damaged; or PyTorch is needed and not installed.
         """
         folder = model_folder(model)
         chosen, config, vocabulary = open_engine(
@@ -144,11 +118,7 @@ class Captioner:
                 calibrator = Calibrator.from_json((folder / CALIBRATOR).read_bytes())
             except CheckpointError as error:
                 raise CheckpointError(f"{folder}: {error}") from None
-        return cls(folder, config, vocabulary, calibrator=calibrator, engine=chosen)
-
-    def __repr__(self) -> str:
-        model = self._saved.name if isinstance(self._saved, Path) else "a model"
-        return f"<Captioner of {model} on {self.device.type}>"
+        return cls(folder, config, vocabulary, calibrator, chosen)
 
     def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.
@@ -314,16 +284,8 @@ class Captioner:
         return self.has_hard_attention and (mode == "sample" or paths > 0)
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
-        """Return the grid of B images, and for each the geometry from cells to its pixels.
-
-        Raises:
-            ImageError: An image cannot be read.
-            ConfigError: There are no images.
-        """
-        inputs = as_list(images)
-        if not inputs:
-            raise ConfigError("images: there are none; give at least one")
-        read = self._read(inputs)
+        """Return the grid of B images, and for each the geometry from cells to its pixels."""
+        read = self._read(as_list(images))
         grid = self.engine.encode([pixels for pixels, _ in read])
         return grid, [geometry for _, geometry in read]
 

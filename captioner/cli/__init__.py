@@ -148,6 +148,6 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     captioner = Captioner.from_pretrained(
         model, device=arguments.device, precision=arguments.precision, engine=arguments.engine
     )
-    dtype = str(captioner.dtype).removeprefix("torch.")
+    dtype = str(captioner.engine.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
     return captioner
