@@ -6,22 +6,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from captioner.config.settings import DataConfig, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.data.checks import caption_findings
+from captioner.data.dataset import EncodedCaptions
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import Tokenizer
 from captioner.errors import DataError
 from captioner.log import logger
 from captioner.registry import TOKENIZERS
-
-if TYPE_CHECKING:
-    from captioner.data.dataset import EncodedCaptions
 
 
 @dataclass(frozen=True)
@@ -31,12 +28,12 @@ class SourceImages:
     Args:
         training: Training images of all sources; `CaptionedImage.source` is the position of the
             image's source in `sources`, and `image_id` is distinct within a source only.
-        validation: For each source that is validated on, its name and its images.
+        validation: By name, the images of each source that is validated on, with distinct ids.
     """
 
     sources: Sequence[SourceConfig]
     training: list[CaptionedImage]
-    validation: list[tuple[str, list[CaptionedImage]]]
+    validation: dict[str, list[CaptionedImage]]
 
     @property
     def captions(self) -> list[str]:
@@ -68,7 +65,7 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
     sources = data_sources(data)
     tokenizer: Tokenizer = TOKENIZERS[data.tokenizer]()
     training: list[CaptionedImage] = []
-    validation: list[tuple[str, list[CaptionedImage]]] = []
+    validation: dict[str, list[CaptionedImage]] = {}
     for position, source in enumerate(sources):
         settings = vars(data) | vars(source)
         place = {field.name: settings[field.name] for field in fields(DataFiles)}
@@ -95,14 +92,17 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
             raise DataError(f"{source.root}: no photo of split {empty[0]!r} has a caption to learn")
         training += images.get(source.train_split, ())
         if validated:
-            validation.append((source.name, images[source.val_split][:max_validation_images]))
+            validation[source.name] = images[source.val_split][:max_validation_images]
     trained = {image.path for image in training}
-    shared = sum(image.path in trained for _, members in validation for image in members)
+    shared = sum(image.path in trained for images in validation.values() for image in images)
     if shared:
         logger.warning(
             f"{shared} of the validation photos are training photos too, so that validation "
             "metrics are too good; correct data.val_split"
         )
+    if len(validation) > 1:  # ids are distinct within a source only
+        for name, members in validation.items():
+            validation[name] = [replace(i, image_id=f"{name}/{i.image_id}") for i in members]
     return SourceImages(sources, training, validation)
 
 

@@ -17,7 +17,7 @@ from captioner.data.checks import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.images import open_image
-from captioner.data.sources import SourceImages, captions_digest, read_sources
+from captioner.data.sources import captions_digest, read_sources
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import Augmentation, ImageTransform, image_transform
 from captioner.data.vocabulary import Vocabulary
@@ -62,7 +62,14 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     if checkpoint is None and config.train.start_from is not None:
         start = model_folder(config.train.start_from)
         verify(start)
-    images, validation_sources = read_images(config)
+    images = read_sources(config.data, max_validation_images=config.train.val_photos)
+    for members in (images.training, *images.validation.values()):
+        _check_one_is_readable(members)
+    if config.train.metric == "CIDEr" and any(len(i) == 1 for i in images.validation.values()):
+        raise ConfigError(
+            "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or "
+            "ROUGE_L, or give more photos"
+        )
     if checkpoint is not None:
         vocabulary = load_vocabulary(checkpoint)
     else:
@@ -95,7 +102,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
         Augmentation(data.flip, data.min_area, data.colour),
     )
     validation = ValidationData(
-        validation_sources, image_transform(whole), decisive_source=config.train.val_source
+        images.validation, image_transform(whole), decisive_source=config.train.val_source
     )
     cache = None
     if data.cache:  # all that can be wrong is found before the caches, which take long
@@ -124,25 +131,6 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
         "validation captions": captions_digest(validation.images),
     }
     return Setup(config, vocabulary, task, dataset, batches, validation, digests)
-
-
-def read_images(config: Config) -> tuple[SourceImages, dict[str, list[CaptionedImage]]]:
-    """Read the images of all sources, and return the validation images by source."""
-    images = read_sources(config.data, max_validation_images=config.train.val_photos)
-    by_source = dict(images.validation)
-    if len(by_source) > 1:  # ids are distinct within a source only
-        by_source = {
-            name: [replace(image, image_id=f"{name}/{image.image_id}") for image in members]
-            for name, members in by_source.items()
-        }
-    for members in (images.training, *by_source.values()):
-        _check_one_is_readable(members)
-    if config.train.metric == "CIDEr" and any(len(members) == 1 for members in by_source.values()):
-        raise ConfigError(
-            "train.metric: CIDEr of a single validation photo is always 0; use Bleu_4 or "
-            "ROUGE_L, or give more photos"
-        )
-    return images, by_source
 
 
 def build_vocabulary(config: Config, captions: list[str], start: Path | None) -> Vocabulary:

@@ -52,7 +52,7 @@ def configs() -> list[Config]:
 
 def photos_of(config: Config) -> tuple[set[str], set[str]]:
     found = read_sources(config.data)
-    ((_, validation),) = found.validation
+    (validation,) = found.validation.values()
     return {str(i.path) for i in found.training}, {str(i.path) for i in validation}
 
 

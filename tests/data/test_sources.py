@@ -74,7 +74,7 @@ def test_the_sources_are_joined_and_each_image_knows_its_own(two: DataConfig) ->
     assert [image.source for image in data.training] == [0] * 6 + [1] * 4
     assert data.source_of.tolist() == [0] * 6 + [1] * 4
     assert [image.image_id for image in data.training] == [*range(6), *range(4)], "ids may clash"
-    assert [(name, len(images)) for name, images in data.validation] == [
+    assert [(name, len(images)) for name, images in data.validation.items()] == [
         ("first", 3),
         ("second", 3),
     ]
@@ -88,7 +88,7 @@ def test_a_source_may_be_for_training_or_validation_alone(tmp_path: Path) -> Non
     validated = SourceConfig("validated", "table", root, train_split=None)
     data = read_sources(DataConfig(sources=(trained, validated)), max_validation_images=2)
     assert {image.source for image in data.training} == {0}
-    assert [(name, len(images)) for name, images in data.validation] == [("validated", 2)]
+    assert [(name, len(images)) for name, images in data.validation.items()] == [("validated", 2)]
 
 
 def test_loss_weights_are_per_caption(two: DataConfig) -> None:
