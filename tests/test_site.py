@@ -51,7 +51,7 @@ def test_the_site_builds_without_a_warning_and_its_reference_is_complete(tmp_pat
             assert len(re.sub(r"<.*?>", "", meaning)) > 8, row[1]
             assert default.startswith("<code>"), row[1]
     python = (reference / "python/index.html").read_text(encoding="utf-8")
-    for name in ("caption_batch", "n_best", "sample", "score", "save_pretrained"):
+    for name in ("caption_batch", "captions", "options", "score"):
         assert f'id="captioner.captioner.Captioner.{name}"' in python
 
 
