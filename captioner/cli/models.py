@@ -58,8 +58,8 @@ def calibrate(parser: parsing.CommandParser) -> int:
     add("--format", choices=("auto", *DATA_FORMATS), action="append", help=help_)
     add("--root", action="append", required=True, metavar="DIR", help="folder of the data set")
     add("--split", action="append", help="validation split (default: val)")
-    help_ = "split whose captions give the document frequencies of CIDEr-D (default: train)"
-    add("--train-split", default="train", help=help_)
+    help_ = "split that gives CIDEr-D its document frequencies, and photos to learn from"
+    add("--train-split", default="train", help=f"{help_} (default: train)")
     right, help_ = parsing.number_from(0, 10), "least CIDEr-D, 0 to 10, of a right caption"
     add("--right-from", type=right, default=0.5, metavar="X", help=f"{help_} (default: 0.5)")
     help_ = "only the first N photos of each data set"
@@ -70,7 +70,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
 
     from captioner.checkpoint import add_files, model_folder
     from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.evaluation.calibration import collect, fit
+    from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
     from captioner.generation.confidence import CALIBRATOR
 
@@ -96,7 +96,12 @@ def calibrate(parser: parsing.CommandParser) -> int:
         training += data_set.split(arguments.train_split).images
     captioner = load_captioner(folder, arguments)
     data = [collect(captioner, name, images, training) for name, images in photos]
-    calibrator, report = fit(data, right_from=arguments.right_from)
+    count = sum(len(images) for _, images in photos)
+    calibrator, report = fit(
+        data,
+        collect_training(captioner, training, count) if training else None,
+        right_from=arguments.right_from,
+    )
     add_files(folder, {CALIBRATOR: calibrator.to_json()})
     if arguments.output:
         write_json(arguments.output, report)

@@ -17,7 +17,6 @@ from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import (
     FEATURES,
     Calibrator,
-    attended_vector,
     confidence_features,
 )
 from captioner.log import logger, progress_bar
@@ -29,8 +28,11 @@ if TYPE_CHECKING:
 RIGHT_FROM = 0.5
 FOLDS = 5
 BINS = 10
-DIRECTIONS = 4  # of the attended vectors; more fit better and predict worse
 RIDGE = 1.0  # weight of the squared weights, in captions
+# Training images that are captioned too: as many for each validation image, and at most.
+TRAINING_SHARE, TRAINING_IMAGES = 4, 4000
+DIRECTION_RIDGE = 300.0  # as RIDGE, for the many weights that training images give
+MOST_SCORE = 2.0  # no higher CIDEr-D counts: few captions have one
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
 
@@ -40,7 +42,7 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        features: [N, FEATURES + D], of `confidence_features` and `attended_vector`.
+        features: [N, FEATURES + D]: `confidence_features` and the image's mean annotation vector.
         scores: [N], CIDEr-D, from 0 to 10.
     """
 
@@ -96,7 +98,7 @@ def collect(
             for (image, _), found, vectors in of_images:
                 features = confidence_features(found, vectors)
                 scalars = [features[name] for name in FEATURES]
-                rows.append(np.concatenate([scalars, attended_vector(found[0], vectors)]))
+                rows.append(np.concatenate([scalars, vectors.mean(0)]))
                 words = captioner.vocabulary.decode(found[0].tokens)
                 texts.append(captioner.vocabulary.tokenizer.join(words))
                 references.append(image.captions)
@@ -107,10 +109,27 @@ def collect(
     return CalibrationData(name, np.stack(rows), scores)
 
 
+def collect_training(
+    captioner: Captioner, images: Sequence[CaptionedImage], validation_images: int
+) -> CalibrationData:
+    """Caption some of the training images, as `collect` does: TRAINING_SHARE a validation image."""
+    count = min(len(images), TRAINING_SHARE * validation_images, TRAINING_IMAGES)
+    chosen = np.random.default_rng(0).permutation(len(images))[:count]
+    return collect(captioner, "training", [images[index] for index in chosen], images)
+
+
 def fit(
-    data: Sequence[CalibrationData], *, right_from: float = RIGHT_FROM
+    data: Sequence[CalibrationData],
+    training: CalibrationData | None = None,
+    *,
+    right_from: float = RIGHT_FROM,
 ) -> tuple[Calibrator, dict[str, Any]]:
     """Fit a calibrator on all data sets together.
+
+    Args:
+        training: Captions of training images. The model has learned from them, so they do not say
+            how many captions are right. But there are many, and they tell for what images captions
+            are better: that is one more feature.
 
     Returns:
         The calibrator, and a `calibration_report` for `all` and each data set. It is cross-fitted:
@@ -128,13 +147,10 @@ def fit(
             "right and wrong ones"
         )
     features, vectors = features[:, : len(FEATURES)], features[:, len(FEATURES) :]
-    directions = np.zeros((0, vectors.shape[1]))
-    if vectors.size:  # those in which they differ most
-        directions = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)[2][:DIRECTIONS]
-        directions = directions.round(5)
-    features = np.hstack([features, vectors @ directions.T])
-    rows = tuple(map(tuple, directions.tolist()))
-    empty = Calibrator((), (), (), 0.0, 0.0, right_from, directions=rows)
+    direction = () if training is None else _direction(training)
+    if direction:
+        features = np.column_stack([features, vectors @ np.array(direction)])
+    empty = Calibrator((), (), (), 0.0, 0.0, right_from, direction=direction)
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):
@@ -152,6 +168,17 @@ def fit(
         part = slice(start, start := start + len(each.scores))
         report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
     return calibrator, report
+
+
+def _direction(training: CalibrationData) -> tuple[float, ...]:
+    """Return D weights of the mean annotation vector: those of a ridge regression to the score."""
+    mean, scale = training.features.mean(0), training.features.std(0)
+    scale[scale < 1e-9] = 1.0
+    inputs = (training.features - mean) / scale
+    scores = np.minimum(training.scores, MOST_SCORE)
+    ridge = DIRECTION_RIDGE * np.eye(inputs.shape[1])
+    weights = np.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ (scores - scores.mean()))
+    return tuple((weights / scale)[len(FEATURES) :].round(6).tolist())
 
 
 def _fit_logistic(empty: Calibrator, features: np.ndarray, right: np.ndarray) -> Calibrator:

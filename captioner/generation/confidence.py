@@ -107,8 +107,9 @@ class Calibrator:
         right_from: CIDEr-D from which a caption is right.
         fitted_on: What data it was fitted on.
         features: Names of the features (`confidence_features`); earlier versions had others.
-        directions: Rows of D numbers. The products of `attended_vector` with them are further
-            features: what the caption is about, as far as the encoder tells it apart.
+        direction: D numbers. The product of the image's mean annotation vector with them is a
+            further feature: how right the captions of similar training images are.
+        directions: The same of earlier versions: rows of D numbers for `attended_vector`.
     """
 
     mean: tuple[float, ...]
@@ -119,6 +120,7 @@ class Calibrator:
     right_from: float
     fitted_on: str = ""
     features: tuple[str, ...] = FEATURES
+    direction: tuple[float, ...] = ()
     directions: tuple[tuple[float, ...], ...] = ()
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
@@ -135,6 +137,8 @@ class Calibrator:
         inputs = [features[name] for name in self.features]
         vector = attended_vector(hypotheses[index], image)
         inputs += [np.array(direction) @ vector for direction in self.directions]
+        if self.direction:
+            inputs.append(image.mean(0) @ np.array(self.direction))
         return float(self.probabilities(np.array([inputs]))[0])
 
     def to_json(self) -> bytes:
@@ -153,11 +157,13 @@ class Calibrator:
             found = {f.name: content[f.name] for f in fields(cls) if f.name in content}
             for name in ("mean", "scale", "weights", "features"):
                 found[name] = tuple(found[name])
+            found["direction"] = tuple(found.get("direction", ()))
             found["directions"] = tuple(map(tuple, found.get("directions", ())))
             calibrator = cls(**found)
             if not set(calibrator.features) <= {*FEATURES, *EARLIER_FEATURES}:
                 raise ValueError(f"its features are {', '.join(calibrator.features)}")
             count = len(calibrator.features) + len(calibrator.directions)
+            count += bool(calibrator.direction)
             calibrator.probabilities(np.zeros((1, count)))  # raises for other counts of numbers
             return calibrator
         except (LookupError, TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
-from captioner.evaluation.calibration import collect, fit
+from captioner.evaluation.calibration import collect, collect_training, fit
 from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
@@ -174,7 +174,8 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
             [
                 collect(captioner, name, members, setup.dataset.images)
                 for name, members in setup.validation.sources.items()
-            ]
+            ],
+            collect_training(captioner, setup.dataset.images, count),
         )
         add_files(best, {CALIBRATOR: calibrator.to_json()})
     except (CaptionerError, OSError, RuntimeError) as error:

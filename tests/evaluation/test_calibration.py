@@ -21,6 +21,7 @@ from captioner.evaluation.calibration import (
     calibration_report,
     caption_scores,
     collect,
+    collect_training,
     fit,
 )
 from captioner.generation import Hypothesis
@@ -28,7 +29,6 @@ from captioner.generation.confidence import (
     EARLIER_FEATURES,
     FEATURES,
     Calibrator,
-    attended_vector,
     confidence_features,
     similarity,
 )
@@ -159,37 +159,56 @@ def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features() -> No
     earlier = ("mean_log_prob", *EARLIER_FEATURES)
     content = {
         "features": list(earlier),
-        "mean": [0.0] * 6,
-        "scale": [1.0] * 6,
-        "weights": [1.0, 0.0, 0.0, 0.5, 0.0, 0.0],
+        "mean": [0.0] * 7,
+        "scale": [1.0] * 7,
+        "weights": [1.0, 0.0, 0.0, 0.5, 0.0, 0.0, 2.0],
+        "directions": [[0.1, 0.2]],  # of the attended vector, here the mean
         "bias": 0.25,
         "threshold": 0.3,
         "right_from": 0.5,
     }
     calibrator = Calibrator.from_json(json.dumps(content).encode())
     best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
-    expected = 1 / (1 + np.exp(-(-2.0 + 0.5 * 2 + 0.25)))
+    logit = -2.0 + 0.5 * 2 + 2.0 * (0.1 * 1.0 + 0.2 * 2.0) + 0.25
+    expected = 1 / (1 + np.exp(-logit))
     assert calibrator.confidence([best], IMAGE) == pytest.approx(expected)
 
 
-def test_what_a_caption_attends_to_tells_how_likely_it_is_right() -> None:
-    """Captions differ in nothing but the part of the image that they are about."""
+def test_training_images_tell_for_what_images_captions_are_right() -> None:
+    """Captions differ in nothing but the image, in one of whose numbers their being right lies."""
     generator = np.random.default_rng(0)
-    vectors = generator.normal(size=(400, 6)) * [5, 1, 1, 1, 1, 1]
-    right = vectors[:, 0] + generator.normal(size=400) > 0
-    data = CalibrationData("d", np.hstack([np.zeros((400, len(FEATURES))), vectors]), right * 1.0)
-    calibrator, report = fit([data])
+
+    def photos(count: int) -> CalibrationData:
+        vectors = generator.normal(size=(count, 50))
+        right = vectors[:, 0] + generator.normal(size=count) / 4 > 0
+        none = np.zeros((count, len(FEATURES)))
+        return CalibrationData("d", np.hstack([none, vectors]), right * 1.0)
+
+    data = photos(200)
+    calibrator, report = fit([data], photos(2000))
     assert report["all"]["auc"] > 0.9
-    image = np.eye(4, 6) * 20.0
-    one = hypothesis([5], [-1.0], -1.0)
-    about = [replace(one, maps=np.eye(4)[[cell]]) for cell in range(4)]
-    assert attended_vector(about[1], image).tolist() == image[1].tolist()
-    confidences = [calibrator.confidence([each], image) for each in about]
-    assert confidences[0] == max(confidences) > 0.9
+    assert fit([data])[1]["all"]["auc"] < 0.6
+    caption = hypothesis([5], [-1.0], -1.0)
+    grid = np.zeros((4, 50))
+    grid[:, 0] = [1, -2, 5, 4]  # the mean counts
+    assert calibrator.confidence([caption], grid) > 0.9
+    assert calibrator.confidence([caption], -grid) < 0.1
+
+
+def test_training_images_are_as_many_as_validation_images_need(
+    tiny_model: Path, drawn_photos: Path
+) -> None:
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    photos = sorted(drawn_photos.glob("*.jpg"))[:6]
+    images = [CaptionedImage(photo, ("a dog",), number) for number, photo in enumerate(photos)]
+    assert len(collect_training(captioner, images, 1).scores) == 4
+    assert len(collect_training(captioner, images, 100).scores) == 6
 
 
 def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
-    calibrator, _ = fit([drawn(300, 0)])
+    calibrator = replace(fit([drawn(300, 0)])[0], direction=(0.5, -1.0))
+    weights = {n: (*getattr(calibrator, n), 1.0) for n in ("mean", "scale", "weights")}
+    calibrator = replace(calibrator, **weights)
     assert Calibrator.from_json(calibrator.to_json()) == calibrator
     with pytest.raises(CheckpointError, match="calibrator"):
         Calibrator.from_json(b"[]")
