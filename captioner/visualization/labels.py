@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from captioner.visualization.heat import FLAT_BELOW, peak
-from captioner.visualization.overlay import PixelPage, cells_are_visible
+from captioner.visualization.overlay import PixelPage
 from captioner.visualization.style import (
     OCTAVES,
     PATH_COLOURS,
@@ -45,7 +45,6 @@ KEY = {
     "unsure": f"unsure word: probability below {UNSURE_PROBABILITY:g}",
     "peak": f"peak of {PEAK_MARKED_FROM:g} × uniform or more: the highest, and others half as high",
     "cell": "cell that the word reads; the map shows the probability of each",
-    "outside": " (no outline: outside the photo)",
     "paths": "{shown} of {count} sampled paths: ○ cell of the first word, ● of this one",
 }
 NOTES = {
@@ -170,10 +169,8 @@ def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
     soft = [caption for caption in captions if caption.cells is None]
     if any(peak(cells) >= PEAK_MARKED_FROM for caption in soft for cells in caption.maps):
         key.append(("+", KEY["peak"]))
-    hard = [(caption, caption.cells) for caption in captions if caption.cells is not None]
-    if hard:
-        visible = all(cells_are_visible(caption, of_word) for caption, c in hard for of_word in c)
-        key.append(("□", KEY["cell"] + ("" if visible else KEY["outside"])))
+    if len(soft) < len(captions):
+        key.append(("□", KEY["cell"]))
     paths = [len(caption.paths) for caption in captions if caption.paths is not None]
     if paths:
         shown = min(max(paths), len(PATH_COLOURS))

@@ -182,13 +182,6 @@ def _draw_paths(pen: Any, paths: list[list[tuple[int, int]]], line: int, rim: in
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
 
 
-def cells_are_visible(caption: Caption, cells: np.ndarray) -> bool:
-    """Return whether any of these cells lies on the image, not on its letterbox."""
-    width, height = caption.geometry.photo_width_px, caption.geometry.photo_height_px
-    boxes = [cell_box(caption, cell, (0, 0, width, height)) for cell in np.unique(cells).tolist()]
-    return any(x1 > 0 and y1 > 0 and x0 < width and y0 < height for x0, y0, x1, y1 in boxes)
-
-
 def cell_box(caption: Caption, cell: int, box: Box) -> Box:
     """Return the box of a cell, by its index, where the image is drawn in `box`; whole pixels."""
     rows, columns = caption.maps.shape[-2:]

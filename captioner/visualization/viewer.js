@@ -376,19 +376,12 @@
   }
 
   /** The marks on the photo with their meanings: see sign_key in labels.py. */
-  function marksOf({ maps, geometry, cells, paths }) {
+  function marksOf({ maps, cells, paths }) {
     const marks = [];
     if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))
       marks.push(["+", TABLES.key.peak]);
-    if (cells) {
-      const [rows, columns] = [maps[0].length, maps[0][0].length];
-      const visible = (cell) => {
-        const [x0, y0, x1, y1] = cellBox(cell, geometry, rows, columns, { width: 1, height: 1 });
-        return x1 > 0 && y1 > 0 && x0 < 1 && y0 < 1;
-      };
-      const all = cells.every((each) => [].concat(each).some(visible));
-      marks.push(["□", TABLES.key.cell + (all ? "" : TABLES.key.outside)]);
-    }
+    if (cells)
+      marks.push(["□", TABLES.key.cell]);
     if (paths)
       marks.push(["○●", TABLES.key.paths.replace("{count}", paths.length)
         .replace("{shown}", Math.min(paths.length, TABLES.pathColours.length))]);

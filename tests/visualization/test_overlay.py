@@ -11,12 +11,7 @@ from PIL import Image, ImageColor, ImageDraw
 from captioner.errors import ImageError
 from captioner.types import Geometry
 from captioner.visualization.heat import attention_heat
-from captioner.visualization.overlay import (
-    cells_are_visible,
-    draw_marks,
-    overlay,
-    resize_captioned,
-)
+from captioner.visualization.overlay import draw_marks, overlay, resize_captioned
 from captioner.visualization.style import (
     COLOUR_MAPS,
     LINE_COLOUR,
@@ -170,7 +165,6 @@ def test_a_sampled_cell_beyond_the_photo_is_not_drawn(make_caption):
     maps[0, 0, 4] = maps[1, 3, 4] = 1
     letterbox = Geometry(900, 100, 0, -400, 900, 900)
     caption = make_caption((900, 100), ["a", "dog"], maps=maps, geometry=letterbox, hard=True)
-    assert [cells_are_visible(caption, cells) for cells in caption.cells] == [False, True]
     assert [marked(caption, index, (900, 100)).any() for index in (0, 1)] == [False, True]
 
 

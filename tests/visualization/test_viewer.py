@@ -199,11 +199,10 @@ def test_the_key_names_the_marks_that_the_page_draws(open_viewer, make_caption):
     soft = make_caption((640, 480), WORDS)
     flat = make_caption((640, 480), WORDS, maps=np.full((3, 63), 1 / 63))
     hard = make_caption((640, 480), WORDS, hard=True)
-    outside = replace(hard, geometry=GEOMETRIES["letterbox"], cells=np.array([0, 20, 30]))
     paths = replace(hard, paths=np.random.default_rng(1).integers(0, 63, (8, 3)))
     captions = [
         replace(caption, log_probs=np.log(np.array([0.5, 0.1, 0.9], dtype=np.float32)))
-        for caption in (soft, flat, hard, outside, paths)
+        for caption in (soft, flat, hard, paths)
     ]
     page = open_viewer(content(*captions)).page
     for place, caption in enumerate(captions, start=1):
