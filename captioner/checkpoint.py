@@ -85,7 +85,6 @@ def save_model(
         folder: A folder that was there is kept as `previous` next to it when training state is
             saved (so that a damaged checkpoint does not end a run), else replaced.
         config: Settings of inference are saved, those of training not.
-        card: Text of README.md.
         dtype: Type of the floating-point weights in the file; None is float32.
         extra_files: Further files by name, such as a calibrator.
     """
@@ -229,11 +228,7 @@ def clean_run_folder(run: Path) -> None:
 
 
 def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
-    """Compare every file with the manifest's sums, and return them.
-
-    Args:
-        needs_state: Whether training state must be there, as in a run's checkpoint.
-    """
+    """Compare every file with the manifest's sums, and return them; a checkpoint `needs_state`."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such model folder")
     sums = file_sums(folder)

@@ -70,12 +70,7 @@ def error_summary(
 def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Context for imports of packages that only an extra of captioner installs.
 
-    Args:
-        what: What needs them, the subject of the sentence.
-        extra: The extra's name.
-
-    Raises:
-        CaptionerError: One of them is not installed.
+    If one is missing, a CaptionerError says that `what` needs it.
     """
     try:
         yield

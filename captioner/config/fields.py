@@ -87,10 +87,9 @@ def validate_section(settings: Any, prefix: str = "") -> None:
 
 
 def settings_from(kind: type[SettingsT], values: Any, prefix: str = "") -> SettingsT:
-    """Return settings from values by key, as YAML or the command line has them.
+    """Return the settings of a section, or of all sections, from values by key.
 
-    Args:
-        kind: Class of a section, or of all sections; keys without a value keep its defaults.
+    Values are as YAML or the command line has them; keys without a value keep the defaults.
     """
     values = getattr(values, "__dict__", values)  # of settings, or of a Namespace
     if not isinstance(values, dict | None):

@@ -102,8 +102,7 @@ def _common(
 def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) -> list[str]:
     """Return a sentence for each thing in the captions of a split that would spoil training.
 
-    Args:
-        max_words: Words after which training cuts a caption; None cuts none.
+    Training cuts captions after `max_words`; None cuts none.
     """
     pairs = [(image, text) for image in split.images for text in image.captions]
 

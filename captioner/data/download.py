@@ -22,15 +22,14 @@ def is_url(text: str) -> bool:
 
 
 def fetch_image(url: str, max_bytes: int, timeout: float, *, allow_private: bool = False) -> bytes:
-    """Return the bytes of the file at an address; redirects are followed.
+    """Return the bytes of the file at an address; an ImageError, which lacks it, says why not.
+
+    Redirects are followed.
 
     Args:
         timeout: Seconds for all of it.
         allow_private: Also fetch from this machine and from private networks, and through the proxy
             that the environment names. Leave it out where strangers choose the address.
-
-    Raises:
-        ImageError: The address cannot be fetched; the message does not name it: the caller does.
     """
     if not is_url(url):
         raise ImageError("is no address of a photo: it begins with neither http:// nor https://")

@@ -56,11 +56,7 @@ class FeatureCache:
         return self.features.shape[1]
 
     def read(self, image: int, view: int) -> Tensor:
-        """Return frozen features, float16 [C, h, w].
-
-        Raises:
-            ImageError: The image could not be read when the cache was made.
-        """
+        """Return frozen features, float16 [C, h, w]; an ImageError if the image has none."""
         if image in self.unreadable:
             raise ImageError(self.unreadable[image])
         return torch.from_numpy(self.features[image, view].copy())
@@ -70,10 +66,8 @@ class FeatureCache:
 class FeatureCrop:
     """A random crop of a feature map, resized to the map's size, and mirrored at random.
 
-    It only approximates the features of a cropped or mirrored image, but it costs nothing.
-
-    Args:
-        min_area: Smallest share of the map that is kept.
+    It only approximates the features of a cropped or mirrored image, but it costs nothing. At least
+    `min_area` of the map is kept.
     """
 
     min_area: float

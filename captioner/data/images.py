@@ -69,11 +69,7 @@ class TarMember:
         return posixpath.basename(self.member)
 
     def read_bytes(self) -> bytes:
-        """Return the image file's bytes.
-
-        Raises:
-            DataError: They cannot be read; if a disk fails, no image is taken for a damaged one.
-        """
+        """Return its bytes; a DataError if a disk fails, so that no image is taken for damaged."""
         try:
             with self.tar.open("rb") as file:
                 file.seek(self.offset)
@@ -213,11 +209,7 @@ def _load(image: Image.Image) -> Image.Image:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Return a PIL image of any mode as `open_image` would read it from a file.
-
-    Raises:
-        ImageError: It is too large, or cannot be decoded.
-    """
+    """Return a PIL image of any mode as `open_image` would read it; an ImageError says why not."""
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise ImageError(
             f"has {image.width} x {image.height} pixels, over the limit of "

@@ -31,11 +31,7 @@ Key = TypeVar("Key")
 
 
 def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
-    """Return the network's input, float32 [3, height, width], and the geometry of an image.
-
-    Raises:
-        ImageError: It cannot be read, or is of another type.
-    """
+    """Return the network's input, float32 [3, height, width], and the geometry of an image."""
     if isinstance(image, tuple) and _is_prepared(image):
         given, geometry = image
         array = np.asarray(_on_cpu(given), dtype=np.float32)

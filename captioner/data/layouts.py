@@ -297,12 +297,7 @@ class CaptionedData:
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
-    """Read a split of a data set, as `CaptionedData.split`.
-
-    Args:
-        val_share: Share held out for validation where there are no splits.
-        data: Fields of `DataFiles`, such as `root`.
-    """
+    """Read a split of the data set that fields of `DataFiles` name, as `CaptionedData.split`."""
     return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 
 

@@ -57,10 +57,8 @@ class SourceImages:
 def read_sources(data: DataConfig, *, max_validation_images: int | None = None) -> SourceImages:
     """Read the training and validation images of all sources of a recipe.
 
-    The log says what was recognised, what is left out, and what would spoil training.
-
-    Args:
-        max_validation_images: Validate on this many first images of each source; None takes all.
+    The log says what was recognised, what is left out, and what would spoil training. Of each
+    source, the first `max_validation_images` are validated on; None takes all.
     """
     sources = data_sources(data)
     tokenizer: Tokenizer = TOKENIZERS[data.tokenizer]()

@@ -59,9 +59,7 @@ class Tokenizer(ABC):
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         """Return the tokenizer for a model that is to be trained on these captions.
 
-        Args:
-            min_count: Rarer tokens are not wanted.
-            max_size: Nor more tokens than this; None sets no limit.
+        Tokens rarer than `min_count`, or more than `max_size` (None: no limit), are not wanted.
         """
         return self
 

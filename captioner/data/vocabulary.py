@@ -50,12 +50,9 @@ class Vocabulary:
         min_count: int = 5,
         max_size: int | None = None,
     ) -> Vocabulary:
-        """Collect the words of captions, ties in alphabetical order.
+        """Collect the words of captions that occur `min_count` times, ties in alphabetical order.
 
-        Args:
-            tokenizer: Splits them; None is `words`.
-            min_count: Words that occur less often are left out.
-            max_size: Keep only this many of the most frequent words; None keeps all.
+        Only the `max_size` most frequent words are kept; None keeps all.
         """
         tokenizer = tokenizer or WordTokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))

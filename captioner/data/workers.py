@@ -25,11 +25,7 @@ Item = TypeVar("Item")
 def load_items(
     dataset: Dataset[Item], keys: Sequence[Any], *, workers: int = 0, pin_memory: bool = False
 ) -> Generator[Item, None, None]:
-    """Yield `dataset[key]` for each key, in order.
-
-    Args:
-        workers: Processes that read; 0 reads in this one.
-    """
+    """Yield `dataset[key]` for each key, in order; without workers, this process reads."""
     loader = DataLoader(
         dataset,
         batch_size=None,

@@ -50,11 +50,7 @@ class DeferredInterrupts:
             signal.signal(number, signal.SIG_IGN if ignored else handler)
 
     def release(self) -> None:
-        """Stop deferring; all processes call it together.
-
-        Raises:
-            KeyboardInterrupt: A signal is pending, in any process.
-        """
+        """Stop deferring, and raise what is pending in any process; all call it together."""
         if mean_over_processes(torch.tensor(float(self.pending))):
             self.interrupt()
         self.deferred = world_size() > 1

@@ -47,12 +47,7 @@ tags: [image-captioning, attention, show-attend-and-tell]
 
 
 def model_card(config: Config, figures: dict[str, Any], digests: Mapping[str, str]) -> str:
-    """Return the card in Markdown.
-
-    Args:
-        figures: Figures of the best validation; empty before the first.
-        digests: Hashes of the data by name.
-    """
+    """Return the card in Markdown; `figures` of the best validation are empty before the first."""
     origin = {
         "captioner": captioner.__version__,
         "python": platform.python_version(),

@@ -37,11 +37,9 @@ class MovingAverage(nn.Module):
         return self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
 
     def observe(self, reward: Tensor, words: Count) -> None:
-        """Learn from the rewards of a batch; every process calls it once for each batch.
+        """Learn from the rewards of a batch, the sum over the words of this process's captions.
 
-        Args:
-            reward: Scalar, sum over the words of this process's captions.
-            words: As in `Batch`.
+        Every process calls it once for each batch.
         """
         mean = mean_over_processes(reward.to(self.average.device).double()) / words
         is_finite = torch.isfinite(mean)  # the trainer skips a step whose loss is not, too

@@ -52,14 +52,11 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
     A resumed run goes through the same steps as one that was never interrupted, to the last bit
     (on the same CPU, with the same number of processes and threads; a GPU adds up in any order).
     Under torchrun, processes share each batch; one that it has started again resumes by itself.
+    SIGINT and SIGTERM end it by a KeyboardInterrupt, after a checkpoint was saved.
 
     Args:
         resume: Go on with the run in `train.output`.
         validate_start: As of `Trainer.fit`.
-
-    Raises:
-        CaptionerError: Something cannot be used; one sentence says what.
-        KeyboardInterrupt: On SIGINT and SIGTERM, after a checkpoint was saved.
     """
     run = Path(config.train.output)
     best = run / "best"

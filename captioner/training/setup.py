@@ -53,9 +53,7 @@ class Setup:
 def prepare(config: Config, device: torch.device, checkpoint: Path | None = None) -> Setup:
     """Read the data, build the task, and fill the feature cache if one is asked for.
 
-    Args:
-        checkpoint: Verified checkpoint of this run, to resume from; without one, the run begins
-            as `train.start_from` says.
+    Without a verified checkpoint to resume from, the run begins as `train.start_from` says.
     """
     validate(config)
     start = None

@@ -41,7 +41,6 @@ def training_step(
     """Update the task's parameters once, by the mean gradient of some batches.
 
     Args:
-        task: Owns all trainable parameters.
         batches: Micro-batches, at least one; none is empty in all processes.
         optimizer: Its groups hold `base_lr` (see `build_optimizer`).
         learning_rate_factor: Multiplies each group's `base_lr`.
@@ -90,10 +89,7 @@ def learning_rate_factor(step: int, total_steps: int, config: OptimConfig, drops
 def with_counts(batches: list[Batch], interrupts: DeferredInterrupts) -> list[Batch]:
     """Return the batches that hold a caption, with the counts that their losses divide by.
 
-    Processes agree here on the counts, and on whether a signal came to one of them.
-
-    Raises:
-        KeyboardInterrupt: One did.
+    Processes agree here on the counts, and end by a KeyboardInterrupt if a signal came to one.
     """
     own = [interrupts.pending, *(n for batch in batches for n in (batch.words, batch.captions))]
     means = mean_over_processes(torch.tensor(own, dtype=torch.float64))

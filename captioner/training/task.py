@@ -67,10 +67,6 @@ class TrainingTask(nn.Module, ABC):
         return {name: value for name, value in state.items() if not name.startswith("model.")}
 
     def load_training_state(self, state: dict[str, object]) -> None:
-        """Load what `training_state` returned.
-
-        Raises:
-            RuntimeError: The state belongs to another task.
-        """
+        """Load what `training_state` returned; a RuntimeError if that was another task's."""
         weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         self.load_state_dict({**weights, **state})

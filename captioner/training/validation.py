@@ -93,12 +93,8 @@ def validate(
 ) -> Validation:
     """Caption every readable image and score the captions.
 
-    Several processes share the images; process 0 scores the captions.
-
-    Args:
-        model: Put into evaluation mode.
-        decoding: Settings of the search.
-        graphs: CUDA graphs of the search, if it may record some.
+    Several processes share the images; process 0 scores the captions. The model stays in evaluation
+    mode.
     """
     model.eval()
     images, cache = data.images, data.cache
@@ -184,12 +180,7 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
 def print_validation(
     epoch: int, step: int, validation: Validation, config: Config, warned: set[str]
 ) -> None:
-    """Print the main figures of an epoch, and a warning for each new sign of collapse.
-
-    Args:
-        epoch, step: Number of those that are done.
-        warned: Signs that were reported; new ones are added.
-    """
+    """Print the figures of an epoch, and warn of each sign of collapse that is not in `warned`."""
     figures = validation.figures
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
     logger.info(
