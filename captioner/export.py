@@ -138,11 +138,7 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
 class _Graph(nn.Module):
     """A function from tensors to tensors that can be exported.
 
-    Args:
-        compute: The function.
-        inputs: Examples of what it takes, by name.
-        outputs: Names of what it returns.
-        parts: Modules whose weights it uses, by the beginning of their names.
+    `inputs` are examples of what it takes, `parts` the modules whose weights it uses.
     """
 
     def __init__(

@@ -78,9 +78,7 @@ class Grid:
     """Annotation vectors a_i of a batch of images (Show, Attend and Tell, section 3.1.1).
 
     Args:
-        features: [B, L, D], row-major, L = height x width.
-        height: Rows of cells.
-        width: Columns of cells.
+        features: [B, L, D], row-major, L = height x width, rows x columns.
         local: [B, L, D], the same cells before self-attention mixed them with each other; None
             where the encoder has no self-attention.
         seeds: int64 [B], by which hard attention draws in training which images take the

@@ -45,10 +45,9 @@ class Engine(Protocol):
 def choose_engine(
     folder: Path, *, engine: EngineName, device: str, precision: Precision
 ) -> dict[str, Any] | None:
-    """Choose between a model folder's graphs (`auto`: on a CPU in float32) and PyTorch.
+    """Return the description of a folder's graphs, or None for PyTorch.
 
-    Returns:
-        The description of the graphs; None: PyTorch.
+    `auto` takes the graphs on a CPU in float32.
 
     Raises:
         CheckpointError: The model is damaged, or has no graphs where they are needed.

@@ -58,12 +58,7 @@ class CPU(NamedTuple):
 
 
 class GraphEngine:
-    """An `Engine` that computes with the graphs of a model folder.
-
-    Args:
-        folder: A verified model folder.
-        description: Result of `graph_description`.
-    """
+    """An `Engine` that computes with the graphs of a verified model folder."""
 
     name: ClassVar[str] = "runtime"
     device = CPU()

@@ -19,10 +19,7 @@ LEAST_ALIKE = 0.2
 
 
 def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
-    """Average the weights of models (model soups, Wortsman et al., 2022).
-
-    Args:
-        models: Two or more model folders, runs or bundled models, fine-tuned from the same model.
+    """Average the weights of models fine-tuned from one (model soups, Wortsman et al., 2022).
 
     Returns:
         A model with the mean of every weight, and the settings and vocabulary of the first.

@@ -35,11 +35,7 @@ class CiderD:
         self.log_images = math.log(max(1, len(corpus)))
 
     def scores(self, images: Sequence[int], captions: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return CIDEr-D, float64 [N] from 0 to 10, of each caption against its references.
-
-        Args:
-            images: For each caption the index of its image in the references.
-        """
+        """Return CIDEr-D, float64 [N] from 0 to 10, of captions of the images of these indices."""
         result = np.zeros(len(captions))
         rows_of: dict[int, list[int]] = {}
         for row, image in enumerate(images):

@@ -64,7 +64,6 @@ def evaluate(
     """Caption images and score the captions against their references.
 
     Args:
-        images: Images with references, such as `read_split(...)` returns.
         beam_size: None is the model's.
         at_test: How hard attention chooses its cell; None is the model's way.
         objects: COCO's instances, to measure whether attention lies on them; None does not.
@@ -154,8 +153,6 @@ def score_texts(
     Its "captions" are what pycocotools' loadRes reads.
 
     Args:
-        texts: Caption of each image, by its id.
-        images: The images, with references.
         confidence, calibrator: The captions' confidence, and what gave it.
         training_captions: Captions that are not among these count as novel; None counts none.
         time_limit_s: Seconds for the scorers that are Java programs.

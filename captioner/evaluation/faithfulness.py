@@ -132,9 +132,6 @@ def _without_cells(grid: Grid, removed: np.ndarray) -> Grid:
 def attention_summary(images: Sequence[Mapping[str, np.ndarray]]) -> dict[str, dict[str, Any]]:
     """Return means over words with 95 % bootstrap intervals over images.
 
-    Args:
-        images: For each image what `AttentionMeasure` returned.
-
     Returns:
         For each name `value` and `interval`, and for the deletion `control` and
         `control_interval`, those of as many random cells. Nothing where there are no words.

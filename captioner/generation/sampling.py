@@ -33,7 +33,6 @@ def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
     """Return logits [..., V] with minus infinity for all but the likeliest words.
 
     Args:
-        logits: [..., V].
         top_k: Keep this many words (Fan et al., 2018); None keeps all.
         top_p: Keep the fewest likeliest words whose probabilities sum to at least this (nucleus
             sampling, Holtzman et al., 2020); None keeps all. Applied after top_k.

@@ -105,12 +105,7 @@ def build_attention(
     cells: int | None = None,
     context_dim: int | None = None,
 ) -> Attention:
-    """Build the three stages that the settings name.
-
-    Args:
-        cells: L, for the score `location`.
-        context_dim: Size of projected contexts; None leaves them at D.
-    """
+    """Build the three stages that the settings name; `context_dim` None leaves contexts at D."""
     more = {"cells": cells} if config.score == "location" else {}
     score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, **more)
     window = WINDOWS[config.window](config, query_dim=query_dim)

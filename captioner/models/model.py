@@ -160,11 +160,9 @@ class CaptionModel(nn.Module):
         lengths: Tensor,
         seeds: Tensor | None = None,
     ) -> TeacherForcingOutput:
-        """Predict all words of given captions (teacher forcing); arguments as in `Decoder.forward`.
+        """Predict all words of given captions of images image_index [N]; see `Decoder.forward`.
 
-        Args:
-            image_index: [N], the image of each caption.
-            seeds: int64 [N], of the cells that hard attention draws; None: PyTorch's generator.
+        seeds are int64 [N], of the cells that hard attention draws; None: PyTorch's generator.
         """
         memory = self.decoder.prepare(grid).select(image_index, seeds)
         return self.decoder(memory, tokens, lengths)

@@ -79,11 +79,7 @@ class Caption:
         grid_shape: tuple[int, int],
         **more: Any,
     ) -> Caption:
-        """Return a hypothesis as a caption, given its words and the rows and columns of its grid.
-
-        Args:
-            more: Further fields, such as `image`.
-        """
+        """Return a hypothesis as a caption; `more` are further fields, such as `image`."""
         maps, heads = hypothesis.maps, hypothesis.heads
         if heads is not None:
             heads = heads.reshape(*heads.shape[:-1], *grid_shape).astype(np.float32)
@@ -281,10 +277,7 @@ def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
 
 
 def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
-    """Return the caption of such arrays, as `caption_arrays` returns or np.load reads them.
-
-    Files of earlier versions have neither the text nor the confidence.
-    """
+    """Return the caption of such arrays; those of earlier versions lack text and confidence."""
     # An array without dimensions is a number or a text.
     values: dict[str, Any] = {name: a if a.ndim else a.item() for name, a in arrays.items()}
     geometry = Geometry(**{field.name: values[field.name] for field in fields(Geometry)})

@@ -127,10 +127,9 @@ def draw_footer(
     width: int,
     size: int,
 ) -> int:
-    """Draw the scale and the key to the signs: in one row, or stacked where it is narrow.
+    """Draw the scale and the key to the signs, if on a page; return their height in pixels.
 
-    Returns:
-        The height of both in pixels; without a page nothing is drawn.
+    They are in one row, or stacked where it is narrow.
     """
     key, line = sign_key(captions), round(1.7 * size)
     x, y, height, indent = left, top, line * len(key), 0

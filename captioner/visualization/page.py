@@ -97,12 +97,7 @@ def report_page(
     *,
     title: str,
 ) -> str:
-    """Return one HTML file without a network address: tables, and images with their maps.
-
-    Args:
-        tables: Title, names of the columns and rows of each.
-        examples: Images to show under each heading, such as the best and the worst.
-    """
+    """Return one HTML file: tables (title, columns, rows), and images with maps by heading."""
     sections = [f"<h1>{html.escape(title)}</h1>\n<main>"]
     for heading, head, rows in tables:
         sections.append(f"<h2>{html.escape(heading)}</h2>\n{_table(head, rows)}")

@@ -42,8 +42,7 @@ class Backbone(nn.Module):
     def freeze_before(self, trainable_from: str | None) -> int:
         """Switch gradients off before a stage, or a layer inside of one; None freezes all.
 
-        Returns:
-            The number of stages that are completely frozen.
+        Return the number of stages that are completely frozen.
         """
         self.requires_grad_(False)
         if trainable_from is None:

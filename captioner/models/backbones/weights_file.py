@@ -41,12 +41,7 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
 
 
 def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[str, Tensor]:
-    """Return the tensors of a weights file by the names that a network has for them.
-
-    Args:
-        expected: Names of the network's tensors, by which a prefix of the file's names is found.
-        name: The network, for messages.
-    """
+    """Return the tensors of a weights file by the names that the network expects."""
     content: Any
     try:
         if path.endswith(".safetensors"):
