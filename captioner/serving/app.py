@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from PIL import Image
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_fastapi_instrumentator import Instrumentator
@@ -49,13 +49,8 @@ from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
 from captioner.visualization import Caption, OverlayStyle
 from captioner.visualization.page import viewer_script
 
-PAGE = {
-    "index.html": "text/html",
-    "page.js": "text/javascript",
-    "page.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    "sample.jpg": "image/jpeg",
-}
+STATIC = Path(__file__).parent / "static"  # the page
+VIEWER_STYLE = Path(__file__).parents[1] / "visualization" / "viewer.css"
 PICTURE_TYPES: dict[PictureFormat, str] = {
     "png": "image/png",
     "gif": "image/gif",
@@ -125,12 +120,12 @@ def create_app(
     add("/v1/models", service.loaded, name="models", summary=summary, dependencies=login)
     add("/health", service.health, summary="Whether the process lives")
     add("/ready", service.ready, summary="Whether it takes photos now")
-    for name, media_type in PAGE.items():
-        content = files("captioner.serving").joinpath("static", name).read_bytes()
-        _add_file(app, "/" if name == "index.html" else f"/{name}", content, media_type)
-    style = files("captioner.visualization").joinpath("viewer.css").read_bytes()
-    _add_file(app, "/viewer.css", style, "text/css")
-    _add_file(app, "/viewer.js", viewer_script().encode(), "text/javascript")
+    pages = {f"/{file.name}": file for file in (*STATIC.iterdir(), VIEWER_STYLE)}
+    pages["/"] = pages.pop("/index.html")
+    for address in pages:
+        app.add_route(address, lambda request: FileResponse(pages[request.url.path]))
+    script = viewer_script()
+    app.add_route("/viewer.js", lambda _: Response(script, media_type="text/javascript"))
     # From the innermost to the outermost: each one added handles a request before the others.
     if allowed_origins:
         app.add_middleware(
@@ -180,13 +175,6 @@ def _photo_routes(service: Service) -> APIRouter:
         openapi_extra=describe_request(PictureOptions),
     )(service.pictures)
     return router
-
-
-def _add_file(app: FastAPI, address: str, content: bytes, media_type: str) -> None:
-    async def file() -> Response:
-        return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
-
-    app.add_api_route(address, file, include_in_schema=False, methods=["GET", "HEAD"])
 
 
 class Service:
