@@ -71,7 +71,7 @@ class TextWriter:
         self._kept: list[Path] = []  # files that have a text already
         if "csv" in arguments.write:
             file = arguments.output / TABLE
-            if file.is_file() and _first_line(file) != _HEADING.encode():
+            if file.is_file() and not file.read_bytes().startswith(_HEADING.encode()):
                 raise CaptionerError(
                     f"{file} is no table of captioner, so it is left as it is; choose another "
                     "--output"
@@ -174,8 +174,3 @@ def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) ->
 
 def _no_formula(cell: str, before: str) -> str:
     return before + cell if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
-
-
-def _first_line(file: Path) -> bytes:
-    with file.open("rb") as lines:
-        return lines.readline().rstrip()

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.cli.alt_text import TextWriter
     from captioner.cli.output_folder import Drawn, OutputFolder
+    from captioner.generation import SearchOptions
     from captioner.visualization import Caption
 
 _Photo: TypeAlias = Path | str  # a file; an address or standard input
-_Models: TypeAlias = "list[tuple[str, Captioner]]"  # by name
+_Models: TypeAlias = "list[tuple[str, Captioner, SearchOptions]]"  # with their names
 _Found: TypeAlias = "list[tuple[str, list[Caption]]]"  # captions by the models' names, best first
 _Captioned: TypeAlias = "tuple[_Photo, Image.Image, _Found]"
 
@@ -240,14 +241,20 @@ class _CaptionRun:
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
-        models = [(str(name), load_captioner(name, arguments)) for name in self.model_names]
-        output.check_attention_options(arguments, [captioner for _, captioner in models])
-        for name, captioner in models:
+        loaded = [(str(name), load_captioner(name, arguments)) for name in self.model_names]
+        output.check_attention_options(arguments, [captioner for _, captioner in loaded])
+        models: _Models = []
+        for name, captioner in loaded:
             if arguments.min_confidence is not None and captioner.calibrator is None:
                 raise CaptionerError(
                     f"--min-confidence: the model {name} has no calibrator, so its captions have "
                     "no confidence; make one with captioner calibrate"
                 )
+            options = {key: getattr(arguments, key) for key in (*_SEARCH, "sample")}
+            if (arguments.num_captions or 1) > captioner.config.decoding.beam_size:
+                options["beam_size"] = options["beam_size"] or arguments.num_captions
+            options |= output.attention_options(arguments, captioner)
+            models.append((name, captioner, captioner.options(**options)))
         return models
 
     def _open_output(self, photos: list[_Photo]) -> dict[_Photo, dict[str, Any]]:
@@ -307,26 +314,17 @@ class _CaptionRun:
 
         def caption(batch: list[tuple[_Photo, Image.Image]]) -> list[_Captioned]:
             images = [image for _, image in batch]
-            by_model = [self._captions_by(captioner, images) for _, captioner in models]
-            names = [name for name, _ in models]
+            by_model = [captioner.captions(images, search) for _, captioner, search in models]
+            names = [name for name, *_ in models]
             found = [list(zip(names, each, strict=True)) for each in zip(*by_model, strict=True)]
             return [(*photo, each) for photo, each in zip(batch, found, strict=True)]
 
         batches = opened(((p, p) for p in photos), unreadable, device, read=inputs.open_photo)
         at_random = arguments.sample or any(
-            captioner.samples_cells(arguments.at_test, arguments.paths) for _, captioner in models
+            captioner.samples_cells(search.at_test, search.paths) for _, captioner, search in models
         )
         in_order = map(caption, batches) if at_random else parallel_map(caption, batches, device)
         return chain.from_iterable(in_order)
-
-    def _captions_by(self, captioner: Captioner, images: list[Image.Image]) -> list[list[Caption]]:
-        """Return a model's captions of each image, best first, or as they were drawn."""
-        arguments = self.arguments
-        options = {name: getattr(arguments, name) for name in _SEARCH}
-        if (arguments.num_captions or 1) > captioner.config.decoding.beam_size:
-            options["beam_size"] = options["beam_size"] or arguments.num_captions
-        options |= output.attention_options(arguments, captioner)
-        return captioner.captions(images, captioner.options(sample=arguments.sample, **options))
 
     def _not_withheld(self, found: _Found) -> list[tuple[str, Caption]]:
         """Return the best caption of each model, if its confidence suffices."""

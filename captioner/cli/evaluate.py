@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from captioner.data.splits import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
     from captioner.evaluation.intervals import ImageScores
-    from captioner.evaluation.objects import Objects
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
@@ -146,6 +145,7 @@ def _caption_split(
     """Caption the photos of a split and score them; return the photos and the exit code, too."""
     from captioner.data.checks import same_caption
     from captioner.evaluation.evaluate import evaluate
+    from captioner.evaluation.objects import Objects
 
     split = data.split(arguments.split)
     if not data.split_names and arguments.split not in ("train", "val"):
@@ -159,7 +159,15 @@ def _caption_split(
             f"{arguments.root}: no photo of split {arguments.split!r} has a reference to score "
             "against; captioner batch writes captions alone"
         )
-    objects = _objects(images, arguments.objects) if arguments.objects else None
+    objects = Objects(*arguments.objects) if arguments.objects else None
+    known = sum(objects is not None and objects.image(i.path) is not None for i in images)
+    if objects and not known:
+        raise DataError(
+            f"--objects: none of the {len(images)} photos is in there, found by its name; name "
+            "the file of these photos"
+        )
+    if objects and known < len(images):
+        logger.info(f"--objects: grounding is measured on {known} of the {len(images)} photos")
     missing = [] if arguments.limit else split.missing  # with a limit, others replace them
     for sentence in replace(split, missing=missing).left_out(arguments.split):
         logger.warning(sentence)
@@ -185,22 +193,6 @@ def _caption_split(
         **options,
     )
     return evaluation, images, 1 if evaluation.unreadable or missing else 0
-
-
-def _objects(images: Sequence[CaptionedImage], files: Sequence[Path]) -> Objects:
-    """Return the objects on which grounding is measured."""
-    from captioner.evaluation.objects import Objects
-
-    objects = Objects(*files)
-    known = sum(objects.image(image.path) is not None for image in images)
-    if not known:
-        raise DataError(
-            f"--objects: none of the {len(images)} photos is in there, found by its name; name "
-            "the file of these photos"
-        )
-    if known < len(images):
-        logger.info(f"--objects: grounding is measured on {known} of the {len(images)} photos")
-    return objects
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:

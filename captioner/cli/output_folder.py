@@ -28,7 +28,7 @@ from PIL import Image
 from captioner.checkpoint import MANIFEST
 from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
-from captioner.files import check_writable, save_bytes
+from captioner.files import save_bytes
 from captioner.log import logger
 from captioner.runtime.device import usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
@@ -86,7 +86,6 @@ class OutputFolder:
 
     def begin(self) -> None:
         """Write the journal anew, without lines that were replaced or cut short."""
-        check_writable(self.journal)
         content = "".join(f"{json.dumps(record)}\n" for record in self.records.values())
         save_bytes(content.encode(), self.journal)
 
@@ -128,7 +127,9 @@ class OutputFolder:
         context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             context.set_forkserver_preload(["captioner.cli.output_folder", "matplotlib"])
-        self._pool = ProcessPoolExecutor(usable_cores(), context, _ignore_interrupts)
+        # Ctrl-C ends the process that captions, which then ends these.
+        ignore_interrupts = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        self._pool = ProcessPoolExecutor(usable_cores(), context, *ignore_interrupts)
         try:
             yield 2 * usable_cores() + 2
         except BrokenProcessPool:
@@ -152,11 +153,6 @@ class OutputFolder:
         drawn: Future[Drawn] = Future()
         drawn.set_result(save_pictures(*work))
         return drawn
-
-
-def _ignore_interrupts() -> None:
-    """Let Ctrl-C end the process that captions, which then ends this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def save_pictures(

@@ -7,7 +7,6 @@ Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 from __future__ import annotations
 
 import json
-import unicodedata
 from functools import partial
 from pathlib import Path
 
@@ -43,11 +42,6 @@ def score(parser: parsing.CommandParser) -> int:
     words = captioner.vocabulary.tokenizer.split(arguments.text)
     if unknown := [word for word in words if word not in captioner.vocabulary]:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    characters = dict.fromkeys(unicodedata.normalize("NFKC", arguments.text).lower())
-    read = set("".join(words))
-    # All but punctuation, blanks and control characters.
-    if left := [c for c in characters if c not in read and unicodedata.category(c)[0] not in "PZC"]:
-        logger.info(f"left out, because the model reads no such characters: {' '.join(left)}")
     captions = [(str(model), caption)]
     pictures: list[Path] = []
     problem = None

@@ -70,6 +70,8 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--deadline", type=number, default=30, metavar="S", help=help_)
     arguments = parser.parse()
 
+    from captioner.checkpoint import bundled_models
+
     with needs_extra("serve", "serve"):
         import uvicorn
 
@@ -84,9 +86,16 @@ def serve(parser: parsing.CommandParser) -> int:
         )
     with _listen(arguments.host, arguments.port) as listening:
         host, port = listening.getsockname()[:2]
+        chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
+        models: dict[str, Captioner] = {}
+        for model in chosen or sorted(bundled_models(), reverse=True):
+            name = model if isinstance(model, str) else model.resolve().name
+            if name in models:
+                raise CaptionerError(f"two models have the name '{name}'; rename the folder of one")
+            models[name] = load_captioner(model, arguments)
         is_local = is_loopback(arguments.host)
         app = create_app(
-            _load_models(arguments),
+            models,
             token=arguments.token or None,
             limits=Limits(
                 max_bytes=arguments.max_megabytes * 10**6,
@@ -140,17 +149,3 @@ def _listen(host: str, port: int) -> socket.socket:
         raise CaptionerError(
             f"cannot listen at {host}:{port} ({reason}); choose another with --host and --port"
         ) from None
-
-
-def _load_models(arguments: argparse.Namespace) -> dict[str, Captioner]:
-    """Load the chosen models by name, or without a choice all bundled ones, soft first."""
-    from captioner.checkpoint import bundled_models
-
-    chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
-    models: dict[str, Captioner] = {}
-    for model in chosen or sorted(bundled_models(), reverse=True):
-        name = model if isinstance(model, str) else model.resolve().name
-        if name in models:
-            raise CaptionerError(f"two models have the name '{name}'; rename the folder of one")
-        models[name] = load_captioner(model, arguments)
-    return models

@@ -156,7 +156,17 @@ async def read_request(
         raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
     if len(photos) > MAX_PHOTOS:
         raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
-    options = _validated(kind, {**request.query_params, **fields})
+    try:
+        options = kind.model_validate({**request.query_params, **fields})
+    except ValidationError as error:
+        errors = []
+        for each in error.errors():
+            detail = each["msg"].removeprefix("Value error, ")
+            if each["type"] == "extra_forbidden":
+                detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
+            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
+        first = ": ".join(filter(None, errors[0].values()))
+        raise Problem(422, first, errors=errors) from None
     return photos, options, is_list or len(photos) > 1
 
 
@@ -233,20 +243,6 @@ def _read_json(body: bytes) -> Body:
                 IMAGE, f"photo {number} is neither base64, nor a data URL, nor an address"
             ) from None
     return photos, content, is_list
-
-
-def _validated(kind: type[Options], given: dict[str, Any]) -> Options:
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        errors = []
-        for each in error.errors():
-            detail = each["msg"].removeprefix("Value error, ")
-            if each["type"] == "extra_forbidden":
-                detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
-            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
-        first = ": ".join(filter(None, errors[0].values()))
-        raise Problem(422, first, errors=errors) from None
 
 
 def describe_request(kind: type[BaseModel]) -> dict[str, Any]:

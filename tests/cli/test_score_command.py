@@ -13,7 +13,7 @@ from programs import ProgramResult
 from captioner import Captioner
 
 Run = Callable[..., ProgramResult]
-TEXT = "A red disc, on the Table! \U0001f415 €"
+TEXT = "A red disc, on the Table!"
 
 
 def test_a_caption_is_read_drawn_and_weighed(
@@ -22,9 +22,7 @@ def test_a_caption_is_read_drawn_and_weighed(
     options = ("--output", tmp_path / "out", "--words", "--save", "html,npz", "--json")
     outcome = run("score", photo, TEXT, *options)
     assert outcome.code == 0
-    words, characters = outcome.stderr.splitlines()
-    assert words == "read as unknown words: table"
-    assert characters.endswith("no such characters: \U0001f415 €")
+    assert outcome.stderr == "read as unknown words: table\n"
     line = json.loads(outcome.stdout)
     assert line["words"] == "a red disc on the table".split()
     expected = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, TEXT)
