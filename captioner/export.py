@@ -22,6 +22,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -87,23 +88,26 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         decoder: In float32 and evaluation mode; its hard attention is replaced.
         grid: An example, of two images.
     """
-    choice = _Choice()
-    _replace_hard_attention(decoder, choice)
+    choice = SimpleNamespace(noise=[], expectation=torch.zeros(1, dtype=torch.bool))
+    layers = heads = 0
+    for attention in [each for each in decoder.modules() if isinstance(each, Attention)]:
+        if isinstance(attention.select, HardSelect):
+            select: Any = _GraphSelect(attention.select, choice, layers)
+            attention.select = select
+            layers, heads = layers + 1, attention.values.heads if attention.values else 1
     memory = decoder.prepare(grid)
     # Sizes that all differ, or the exporter might equate them: two images, three beams, four words.
     tokens = torch.full((2, 3), 4)
     state = decoder.start(memory, 3)
-    choice.expectation = torch.zeros(1, dtype=torch.bool)
     for _ in range(4):
         _, attended, state = decoder.step(tokens, state, memory)
     step_inputs = {"tokens": tokens, "position": torch.tensor(4)}
-    if choice.layers:
-        cells = grid.features.shape[1]
-        step_inputs["noise"] = torch.zeros(choice.layers, 2, choice.heads, 3, cells)
+    if layers:
+        step_inputs["noise"] = torch.zeros(layers, 2, heads, 3, grid.features.shape[1])
         step_inputs["expectation"] = choice.expectation
     states, memories = _walk(state, "state"), _walk(memory, "memory")
     step_inputs |= states | memories
-    attention = [name for name in ATTENTION if getattr(attended, name) is not None]
+    attended_names = [name for name in ATTENTION if getattr(attended, name) is not None]
 
     def prepare(given: Iterator[Tensor]) -> list[Tensor]:
         prepared = decoder.prepare(_filled(grid, given))
@@ -111,26 +115,26 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
 
     def step(given: Iterator[Tensor]) -> list[Tensor]:
         tokens, position = next(given), next(given)
-        if choice.layers:
+        if layers:
             choice.noise, choice.expectation = list(next(given).unbind(0)), next(given)
         before = _filled(state, given, position=position)
         prepared = _filled(memory, given)
         logits, attended, after = decoder.step(tokens, before, prepared)
-        return [logits, *(getattr(attended, name) for name in attention), *_tensors(after)]
+        return [logits, *(getattr(attended, name) for name in attended_names), *_tensors(after)]
 
     graphs = (
         _Graph(prepare, _walk(grid), [*memories, *states], decoder=decoder),
         _Graph(
             step,
             step_inputs,
-            ["logits", *attention, *(f"next_{name}" for name in states)],
+            ["logits", *attended_names, *(f"next_{name}" for name in states)],
             decoder=decoder,
         ),
     )
     positions = getattr(decoder, "positions", None)  # of a decoder that learns them
     return graphs, {
         "grid": [grid.height, grid.width],
-        "hard_attention": [choice.layers, choice.heads],
+        "hard_attention": [layers, heads],
         "max_words": positions.num_embeddings if isinstance(positions, nn.Embedding) else None,
     }
 
@@ -189,50 +193,27 @@ class _Graph(nn.Module):
 # --- hard attention -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Choice:
-    """The inputs of a step's graph by which hard attention chooses its cells."""
-
-    layers: int = 0
-    heads: int = 0
-    expectation: Tensor | None = None
-    noise: list[Tensor] = dataclasses.field(default_factory=list)
-
-
 class _GraphSelect(nn.Module):
     """Hard attention whose randomness is an input: the cell with the largest log alpha + noise.
 
     With noise of the Gumbel distribution this samples, without noise it is argmax; `expectation`
-    mixes all cells.
+    mixes all cells. `choice`, which all layers share, has `noise` by layer and `expectation`.
     """
 
-    def __init__(self, select: HardSelect, choice: _Choice, layer: int, heads: int) -> None:
+    def __init__(self, select: HardSelect, choice: SimpleNamespace, layer: int) -> None:
         super().__init__()
         self.select, self.choice, self.layer = select, choice, layer
-        choice.layers, choice.heads = layer + 1, heads
 
     def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:
         """Attend by scores [B, K, L] to values [B, L, D]; what is for training is not used."""
         log_map, weights, entropy = self.select.distribution(scores)
-        choice = self.choice
-        assert choice.expectation is not None
-        rank = log_map + choice.noise[self.layer].flatten(0, 1) if choice.noise else log_map
-        cells = rank.argmax(-1)
+        noise = self.choice.noise
+        cells = (log_map + noise[self.layer].flatten(0, 1) if noise else log_map).argmax(-1)
         chosen = torch.arange(scores.shape[-1]) == cells.unsqueeze(-1)
-        mixing = torch.where(choice.expectation, weights, chosen.to(weights.dtype))
+        mixing = torch.where(self.choice.expectation, weights, chosen.to(weights.dtype))
         return AttentionOutput(
             torch.bmm(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
         )
-
-
-def _replace_hard_attention(decoder: Decoder, choice: _Choice) -> None:
-    """Replace, in place, each hard attention of a decoder by one that reads its inputs."""
-    attentions = [each for each in decoder.modules() if isinstance(each, Attention)]
-    for layer, attention in enumerate(attentions):
-        if isinstance(attention.select, HardSelect):
-            heads = 1 if attention.values is None else attention.values.heads
-            select: Any = _GraphSelect(attention.select, choice, layer, heads)
-            attention.select = select
 
 
 # --- from nested values to tensors and back -------------------------------------------------------

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -112,15 +113,6 @@ class GraphState:
     position: int = 0
 
 
-class GraphAttention(NamedTuple):
-    """The fields of `types.AttentionOutput` that a step of a graph returns."""
-
-    weights: np.ndarray
-    beta: np.ndarray | None
-    cells: np.ndarray | None
-    heads: np.ndarray | None
-
-
 class GraphDecoder:
     """A `types.StepDecoder` that computes with exported graphs."""
 
@@ -148,7 +140,7 @@ class GraphDecoder:
 
     def step(
         self, tokens: np.ndarray, state: GraphState, memory: GraphMemory
-    ) -> tuple[np.ndarray, GraphAttention, GraphState]:
+    ) -> tuple[np.ndarray, Any, GraphState]:
         if self.max_words is not None and state.position >= self.max_words:
             raise ConfigError(
                 f"decoder.max_positions: this model has {self.max_words} learned positions, so its "
@@ -164,11 +156,11 @@ class GraphDecoder:
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
-        attended = GraphAttention(
-            found["weights"],
-            found.get("beta"),
-            None if mode == "expectation" else found.get("cells"),
-            found.get("heads"),
+        attended = SimpleNamespace(
+            weights=found["weights"],
+            beta=found.get("beta"),
+            cells=None if mode == "expectation" else found.get("cells"),
+            heads=found.get("heads"),
         )
         arrays = {name: found[f"next_{name}"] for name in state.arrays}
         return found["logits"], attended, GraphState(arrays, state.position + 1)
