@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,9 +125,7 @@ def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary)
 def _same_frozen_stages(model: CaptionModel, other: CaptionModel) -> bool:
     """Return whether the frozen stages are the same, where either may be stored in float16."""
     one, two = (
-        each.encoder.backbone.stages[: each.encoder.frozen_stages].state_dict()
+        copy.deepcopy(each.encoder.backbone).half().fingerprint(each.encoder.frozen_stages)
         for each in (model, other)
     )
-    return one.keys() == two.keys() and all(
-        torch.equal(value.half().cpu(), two[name].half().cpu()) for name, value in one.items()
-    )
+    return one == two

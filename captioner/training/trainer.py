@@ -223,8 +223,8 @@ class Trainer:
                 bar.update(len(batches))
                 # the first step of a run too, or a short one would show no loss
                 if output and (self.step == 1 or self.step % config.train.log_every == 0):
-                    if self.skipped_steps:
-                        self._report_skipped()
+                    if skipped := int(self.skipped_steps):
+                        self._report_skipped(skipped)
                     elapsed = time.perf_counter() - started
                     metrics = {
                         "epoch": self.epoch,
@@ -241,9 +241,8 @@ class Trainer:
                     saved_step = self.step
         self.interrupts.release()
 
-    def _report_skipped(self) -> None:
+    def _report_skipped(self, skipped: int) -> None:
         """Report steps that were skipped, and end the run after many in a row."""
-        skipped = int(self.skipped_steps)
         logger.warning(
             f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
             "were skipped"
