@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import file_sums, model_folder
+from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.inputs import ImageInput, as_list, drawable, network_input
 from captioner.data.transforms import image_transform
@@ -20,12 +20,15 @@ from captioner.errors import CheckpointError, ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import CALIBRATOR, Calibrator
+from captioner.log import logger
 from captioner.runtime.device import choose_device
 from captioner.runtime.parallel import prefetch
 from captioner.types import Geometry, Grid, hard_attention_mode
 from captioner.visualization import Caption
 
 if TYPE_CHECKING:
+    from captioner.data.splits import CaptionedImage
+    from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 
 
@@ -120,6 +123,24 @@ class Captioner:
                 raise CheckpointError(f"{folder}: {error}") from None
         return cls(folder, config, vocabulary, calibrator, chosen)
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a model folder: the folder that was loaded, or the model given to the constructor.
+
+        Raises:
+            CheckpointError: The folder exists or cannot be written.
+        """
+        folder = Path(folder)
+        if folder.exists():
+            raise CheckpointError(f"{folder}: already exists; name another folder")
+        if isinstance(self._saved, Path):
+            copy_model(self._saved, folder)
+            return
+        extra_files = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
+        card = "# A captioner model\n"
+        save_model(
+            folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
+        )
+
     def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.
 
@@ -139,6 +160,31 @@ class Captioner:
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
         """Caption several images in one batch, which is faster; settings as for `options`."""
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
+
+    def n_best(
+        self, images: Iterable[ImageInput], count: int, **settings: Any
+    ) -> list[list[Caption]]:
+        """Return for each image the `count` captions that the search ranks highest, best first.
+
+        The first is that of `caption_batch`. A list is shorter where the search found fewer: it
+        never finds more than `beam_size`.
+        """
+        return self.captions(images, self.options(num_captions=count, **settings))
+
+    def sample(self, image: ImageInput, count: int = 1, **settings: Any) -> list[Caption]:
+        """Draw captions of one image from the model's distribution, word by word.
+
+        Args:
+            image: As for `caption`.
+            count: Captions to draw; some may be the same.
+            settings: As for `options`, such as `temperature`, `top_k`, `top_p` and `seed`.
+
+        Returns:
+            The captions as they were drawn. Log-probabilities are the model's own, without
+            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
+            and log-probabilities are those of other cells than the words were drawn with.
+        """
+        return self.captions([image], self.options(num_captions=count, sample=True, **settings))[0]
 
     def options(self, **settings: Any) -> SearchOptions:
         """Return how captions are written: the model's settings, replaced by those given.
@@ -165,10 +211,7 @@ class Captioner:
             options: From `options()`; None takes the model's settings.
 
         Returns:
-            For each image up to `num_captions` captions, best first; fewer where the search finds
-            fewer. Samples come as they were drawn, with the model's own log-probabilities, without
-            temperature, top_k and top_p. Where hard attention samples and there is no seed, their
-            maps and log-probabilities are those of other cells than the words were drawn with.
+            For each image up to `num_captions` captions, best first, or as they were drawn.
 
         Raises:
             ImageError: An image cannot be read.
@@ -263,6 +306,36 @@ class Captioner:
             )
         caption = self._caption(hypothesis, geometries[0], grid, words, image=drawable(image))
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
+
+    def evaluate(
+        self,
+        data: str | Path | Sequence[CaptionedImage],
+        *,
+        format: str = "auto",
+        split: str = "val",
+        **settings: Any,
+    ) -> Evaluation:
+        """Caption the photos of a data set and score the captions against their references.
+
+        Args:
+            data: Folder of the data set or its captions file, or images with captions.
+            format: Layout of the data set; `auto` recognises it.
+            split: Which photos.
+            settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
+
+        Raises:
+            DataError: The data set cannot be read, or nothing can be scored.
+        """
+        from captioner.evaluation.evaluate import evaluate  # only here: it imports the scorers
+
+        if not isinstance(data, (str, Path)):
+            return evaluate(self, data, **settings)
+        from captioner.data.layouts import read_split
+
+        found = read_split(format=format, root=data, split=split)
+        for sentence in found.left_out(split):
+            logger.warning(sentence)
+        return evaluate(self, found.images, **settings)
 
     @property
     def has_hard_attention(self) -> bool:

@@ -312,6 +312,14 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def copy_model(source: Path, folder: Path) -> None:
+    """Write the files that a model folder's manifest lists, and its card, into another folder."""
+    with _replacing_folder(folder, keep=False) as temporary:
+        for name in (*file_sums(source), CARD):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, temporary / name)
+
+
 @contextmanager
 def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.

@@ -30,8 +30,6 @@ from programs import REPOSITORY
 from test_docs import PAGES, code_blocks
 
 from captioner import Captioner
-from captioner.data.layouts import read_split
-from captioner.evaluation.evaluate import evaluate
 from captioner.training import train
 
 pytestmark = pytest.mark.slow
@@ -133,9 +131,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     draw_coco(folder / "data/coco")
     train(tiny.recipe(folder / "data/own", folder / "run", train__epochs=1, train__samples=1))
     captioner = Captioner.from_pretrained(folder / "run", device="cpu")
-    images = read_split(root=folder / "data/own", split="val").images
     for name, beam_size in (("soft", 1), ("hard", 2)):
-        found = evaluate(captioner, images, beam_size=beam_size)
+        found = captioner.evaluate(folder / "data/own", split="val", beam_size=beam_size)
         (folder / f"{name}.json").write_text(json.dumps(found.results))
     found = [{"image_id": number, "caption": "a red disc"} for number in range(9, 15)]
     for name in ("theirs", "blip", "ours"):

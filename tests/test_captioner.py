@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, checkpoint
+from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, ImageError
@@ -237,16 +238,15 @@ def test_the_n_best_are_the_searchs_own_and_begin_with_the_caption(
     captioner: Captioner, paths: list[Path]
 ) -> None:
     expected = captioner.caption_batch(paths, beam_size=4)
-    found = captioner.captions(paths, captioner.options(num_captions=3, beam_size=4))
+    found = captioner.n_best(paths, 3, beam_size=4)
     for best, captions in zip(expected, found, strict=True):
         assert close(captions[0], best)
         assert 1 <= len(captions) <= 3
         assert len({caption.text for caption in captions}) == len(captions)
     assert max(map(len, found)) == 3
-    one = captioner.options(num_captions=5, beam_size=1)
-    assert all(len(captions) == 1 for captions in captioner.captions(paths, one))
+    assert all(len(captions) == 1 for captions in captioner.n_best(paths, 5, beam_size=1))
     with pytest.raises(ConfigError, match="num_captions: 0"):
-        captioner.options(num_captions=0)
+        captioner.n_best(paths, 0)
 
 
 def test_a_transformed_image_gets_the_caption_of_the_image(
@@ -272,8 +272,8 @@ def test_no_caption_is_shorter_than_min_words(captioner: Captioner, paths: list[
 
 
 def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[Path]) -> None:
-    options = captioner.options(sample=True, num_captions=8, temperature=2.0, seed=1)
-    (drawn,), (again,) = (captioner.captions(paths[:1], options) for _ in range(2))
+    drawn = captioner.sample(paths[0], 8, temperature=2.0, seed=1)
+    again = captioner.sample(paths[0], 8, temperature=2.0, seed=1)
     assert [caption.text for caption in drawn] == [caption.text for caption in again]
     assert len({caption.text for caption in drawn}) > 3
     for caption in drawn:
@@ -283,19 +283,33 @@ def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[
         np.testing.assert_allclose(caption.log_probs, scored.log_probs, atol=1e-4)
         np.testing.assert_allclose(caption.maps, scored.maps, atol=1e-5)
     greedy = captioner.caption(paths[0], beam_size=1)
-    ((likeliest,),) = captioner.captions(paths[:1], captioner.options(sample=True, top_k=1))
-    assert likeliest.text == greedy.text
+    assert captioner.sample(paths[0], top_k=1)[0].text == greedy.text
 
 
 def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
     captioner = Captioner(*tiny.model(select="hard", at_test="sample"))
-    options = captioner.options(sample=True, num_captions=6, seed=2**63 - 1)
-    (drawn,), (again,) = (captioner.captions(paths[:1], options) for _ in range(2))
+    drawn, again = (captioner.sample(paths[0], 6, seed=2**63 - 1) for _ in range(2))
     assert [caption.text for caption in drawn] == [caption.text for caption in again]
     for one, other in zip(drawn, again, strict=True):
         np.testing.assert_array_equal(one.cells, other.cells)
         np.testing.assert_array_equal(one.maps, other.maps)
     assert len({tuple(caption.cells) for caption in drawn}) > 1
+
+
+# ----------------------------------------------------------------------- the model, in and out
+
+
+def test_a_saved_model_captions_alike(
+    captioner: Captioner, tiny_model: Path, paths: list[Path], tmp_path: Path
+) -> None:
+    captioner.save_pretrained(tmp_path / "deep" / "copy")
+    made = Captioner(*tiny.model())
+    made.save_pretrained(tmp_path / "made")
+    for folder in (tmp_path / "deep" / "copy", tmp_path / "made"):
+        other = Captioner.from_pretrained(folder, device="cpu")
+        assert close(other.caption(paths[0]), captioner.caption(paths[0]))
+    with pytest.raises(CheckpointError, match="already exists"):
+        captioner.save_pretrained(tmp_path / "made")
 
 
 def test_with_a_calibrator_captions_have_a_confidence(
@@ -314,7 +328,7 @@ def test_with_a_calibrator_captions_have_a_confidence(
         checkpoint.add_files(folder, {CALIBRATOR: calibrator.to_json()})
     captioner = Captioner.from_pretrained(folder, device="cpu")
     assert captioner.calibrator == calibrator
-    for best in captioner.captions(paths, captioner.options(num_captions=3)):
+    for best in captioner.n_best(paths, 3):
         for caption in best:
             log_probs = [*caption.log_probs]
             if caption.end_log_prob is not None:
@@ -324,9 +338,28 @@ def test_with_a_calibrator_captions_have_a_confidence(
             assert caption.confidence_threshold == 0.4
             assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
             assert caption.to_dict()["confidence_threshold"] == 0.4
+    captioner.save_pretrained(tmp_path / "copy")
+    Captioner(*tiny.model(), calibrator=calibrator).save_pretrained(tmp_path / "made")
+    for saved in (tmp_path / "copy", tmp_path / "made"):
+        assert Captioner.from_pretrained(saved, device="cpu").calibrator == calibrator
     (folder / "calibrator.json").write_text("{}")
     with pytest.raises(CheckpointError, match="calibrator.json"):
         Captioner.from_pretrained(folder, device="cpu")
+
+
+def test_evaluate_scores_a_data_set(
+    tiny_model: Path, drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # without Java, whose scores have tests of their own
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    found = captioner.evaluate(drawn_photos, split="val", beam_size=2)
+    assert len(found.captions) == 3
+    assert found.results["metrics"]["CIDEr"] >= 0
+    assert found.results["signature"]["beam_size"] == 2
+    assert found.unreadable == {}
+    images = read_split(format="table", root=drawn_photos, split="val").images
+    again = captioner.evaluate(images, beam_size=2)
+    assert again.results["metrics"] == found.results["metrics"]
 
 
 def test_no_word_comes_twice_in_a_row_or_around_an_article(drawn_photos: Path) -> None:

@@ -221,7 +221,7 @@ def test_an_address_is_fetched_when_that_is_allowed(
 def test_several_captions_are_those_of_python_best_first(
     caption: Caption, photo: Path, captioner: Captioner
 ) -> None:
-    (expected,) = captioner.captions([photo], captioner.options(num_captions=7, beam_size=7))
+    (expected,) = captioner.n_best([photo], 7, beam_size=7)
     (line,) = caption(photo, "--num-captions", 7, "--json").json_lines()
     assert [each["caption"] for each in line["captions"]] == [each.text for each in expected]
     assert line["caption"] == line["captions"][0]["caption"]
