@@ -22,19 +22,16 @@ class JavaError(Exception):
 
 
 class Java:
-    """A Java whose programs all have to end within a time limit.
-
-    Args:
-        name: Name or path of the Java program; None is the one on PATH.
+    """The Java on PATH, whose programs all have to end within a time limit.
 
     Attributes:
         version: Such as "17.0.15".
     """
 
-    def __init__(self, name: str | None = None, time_limit_s: float = 600.0) -> None:
-        path = shutil.which(name or "java")
+    def __init__(self, time_limit_s: float = 600.0) -> None:
+        path = shutil.which("java")
         if path is None:
-            raise JavaError(f"no Java at {name}" if name else "no Java on PATH")
+            raise JavaError("no Java on PATH")
         self.path, self.time_limit_s = path, time_limit_s
         self.deadline = time.monotonic() + time_limit_s
         found = re.search('version "([^"]+)"', self.run("-version").stderr)
@@ -53,8 +50,6 @@ class Java:
             )
         except subprocess.TimeoutExpired:
             raise JavaError(f"not finished within {self.time_limit_s:g} s") from None
-        except OSError as error:
-            raise JavaError(str(error)) from error
         if done.returncode:
             reason = done.stderr.strip().rpartition("\n")[2]
             raise JavaError(f"{self.path} ended with code {done.returncode}: {reason}")

@@ -96,7 +96,6 @@ def score_captions(
     references: Mapping[Any, Sequence[str]],
     *,
     time_limit_s: float = 600.0,
-    java: str | None = None,
 ) -> Scores:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
@@ -107,7 +106,6 @@ def score_captions(
         candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions of each.
         time_limit_s: Seconds for Java; scores computed by then are kept.
-        java: Name or path of the Java program; by default the one on PATH.
 
     Raises:
         DataError: An image has no reference with words, or there is nothing to score.
@@ -120,7 +118,7 @@ def score_captions(
     signature |= {"tokenizer": PTB_TOKENIZER, "java": "none", "num_images": str(len(ids))}
     failure: JavaError | None = None
     try:
-        program = Java(java, time_limit_s)
+        program = Java(time_limit_s)
         signature["java"] = program.version
         tokens = iter(ptb_tokenize(flat, program))
     except JavaError as error:

@@ -14,13 +14,17 @@ from captioner.errors import DataError
 from captioner.evaluation import metrics
 from captioner.evaluation.metrics import quick_scores, score_captions
 
-NO_JAVA = "/nonexistent/java"
 NGRAM_METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 CANDIDATES = {1: "a black dog runs in the snow", 2: "two men sit on a red bench"}
 REFERENCES = {
     1: ["a dog runs in the deep snow", "the black dog plays in the snow"],
     2: ["two old men sit on a bench", "men on a red bench"],
 }
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
 
 
 # ------------------------------------------------------------------------- Against other programs
@@ -79,12 +83,16 @@ GOLDEN_METEOR = [0.518761998, 0.480046477, 0.330856862, 0.057553957, 0.456258903
 GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.500503146]
 
 
-@pytest.mark.parametrize("java", [pytest.param(None, marks=pytest.mark.java), NO_JAVA])
-def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(java: str | None) -> None:
+@pytest.mark.parametrize("has_java", [pytest.param(True, marks=pytest.mark.java), False])
+def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(
+    has_java: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_java:
+        monkeypatch.setenv("PATH", "/nonexistent")
     candidates = dict(enumerate(GOLDEN_CAPTIONS))
-    scores = score_captions(candidates, dict(enumerate(GOLDEN_CAPTIONS.values())), java=java)
+    scores = score_captions(candidates, dict(enumerate(GOLDEN_CAPTIONS.values())))
     expected: dict[str, float | None] = dict(GOLDEN_SCORES)
-    if java is None:
+    if has_java:
         assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
         assert list(scores.per_image("METEOR").values()) == pytest.approx(GOLDEN_METEOR, abs=1e-6)
     else:
@@ -108,14 +116,15 @@ def test_quick_scores_of_real_captions_are_near_the_published_ones(
 # ------------------------------------------------------------------------------ Without any Java
 
 
+@pytest.mark.usefixtures("no_java")
 def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
-    scores = score_captions(CANDIDATES, REFERENCES, java=NO_JAVA)
+    scores = score_captions(CANDIDATES, REFERENCES)
     assert list(scores.metrics) == [
         *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
     ]
     assert scores.metrics["METEOR"] is None
     assert not scores.per_image("METEOR")
-    expected = {"METEOR": "not computed: no Java at /nonexistent/java", "java": "none"}
+    expected = {"METEOR": "not computed: no Java on PATH", "java": "none"}
     expected |= {"tokenizer": "python (nltk)", "num_images": "2", "Bleu": "pycocoevalcap 1.2"}
     assert expected.items() <= scores.signature.items()
     quick = quick_scores(CANDIDATES, REFERENCES)
@@ -123,10 +132,11 @@ def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
     assert all(quick[name] > 0 for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
 
 
+@pytest.mark.usefixtures("no_java")
 def test_empty_captions_score_nothing_and_stop_nothing() -> None:
     candidates = {1: CANDIDATES[1], 2: "", 3: " \n", 4: "..."}
     references = dict.fromkeys(candidates, REFERENCES[1])
-    scores = score_captions(candidates, references, java=NO_JAVA)
+    scores = score_captions(candidates, references)
     for name in NGRAM_METRICS:
         for key in (2, 3, 4):
             assert scores.per_image(name)[key] == pytest.approx(0, abs=1e-6), (name, key)
@@ -138,9 +148,10 @@ def test_empty_captions_score_nothing_and_stop_nothing() -> None:
     assert nothing == pytest.approx(dict.fromkeys(NGRAM_METRICS, 0.0), abs=1e-6)
 
 
+@pytest.mark.usefixtures("no_java")
 def test_cider_of_a_single_image_is_not_defined() -> None:
     one, truth = {1: CANDIDATES[1]}, {1: REFERENCES[1]}
-    scores = score_captions(one, truth, java=NO_JAVA)
+    scores = score_captions(one, truth)
     assert scores.metrics["CIDEr"] is None
     assert not scores.per_image("CIDEr")
     assert scores.signature["CIDEr"].startswith("not defined: ")
@@ -225,8 +236,8 @@ VERSION = """-version) echo 'openjdk version "99.1" 2030-01-01' >&2; exit;;"""
 TOKENIZER = "*PTBTokenizer*) exec tr A-Z a-z;;"
 
 
-def false_java(folder: Path, *cases: str) -> str:
-    """A shell script in Java's place: a case for each of its uses. Returns its path.
+def false_java(folder: Path, *cases: str) -> None:
+    """A shell script in Java's place: a case for each of its uses.
 
     Its cases may write the number of their process to "$pid".
     """
@@ -236,7 +247,6 @@ def false_java(folder: Path, *cases: str) -> str:
         'case "$*" in\n' + "\n".join(cases) + "\n*) exit 77;;\nesac\n"
     )
     path.chmod(0o755)
-    return str(path)
 
 
 HANG = 'echo $$ > "$pid.new"; mv "$pid.new" "$pid"; exec sleep 600;;'
@@ -257,12 +267,17 @@ HANG = 'echo $$ > "$pid.new"; mv "$pid.new" "$pid"; exec sleep 600;;'
     ],
 )
 def test_a_java_that_hangs_or_fails_costs_only_what_it_computes(
-    tmp_path: Path, cases: list[str], reason: str, tokenizer: str
+    tmp_path: Path,
+    cases: list[str],
+    reason: str,
+    tokenizer: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    java = false_java(tmp_path, *cases)
+    false_java(tmp_path, *cases)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     hangs = HANG in cases[-1]
     start = time.monotonic()
-    scores = score_captions(CANDIDATES, REFERENCES, java=java, time_limit_s=3 if hangs else 60)
+    scores = score_captions(CANDIDATES, REFERENCES, time_limit_s=3 if hangs else 60)
     assert time.monotonic() - start < 60
     if hangs:
         with pytest.raises(ProcessLookupError):
@@ -276,15 +291,14 @@ def test_a_java_that_hangs_or_fails_costs_only_what_it_computes(
     assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("no_java")
 def test_references_without_words_lower_no_score() -> None:
     captions = {1: "a dog runs", 2: "a cat"}
     references = {1: ["a dog runs fast", "the dog"], 2: ["a cat sleeps"]}
     with_empty = {1: [*references[1], "", "..."], 2: ["?", *references[2]]}
-    clean, found = (
-        score_captions(captions, refs, java=NO_JAVA) for refs in (references, with_empty)
-    )
+    clean, found = (score_captions(captions, refs) for refs in (references, with_empty))
     assert found.metrics == clean.metrics
     assert found.signature["references_without_words"] == "3 left out"
     assert "references_without_words" not in clean.signature
     with pytest.raises(DataError, match="image 2 has references without words"):
-        score_captions(captions, {1: ["a dog"], 2: ["", "!"]}, java=NO_JAVA)
+        score_captions(captions, {1: ["a dog"], 2: ["", "!"]})
