@@ -21,7 +21,7 @@ class Registry(UserDict[str, Any]):
         entries: For each name, `module:attribute` of its class or function.
     """
 
-    def __init__(self, key: str, entries: dict[str, str]) -> None:
+    def __init__(self, key: str, **entries: str) -> None:
         super().__init__(entries)
         self.key = key
 
@@ -34,83 +34,65 @@ class Registry(UserDict[str, Any]):
 
 SCORES = Registry(
     "attention.score",
-    {
-        "additive": "captioner.models.attention.attention:AdditiveScore",
-        "concat": "captioner.models.attention.attention:AdditiveScore",
-        "dot": "captioner.models.attention.scores:DotScore",
-        "scaled_dot": "captioner.models.attention.scores:DotScore",
-        "general": "captioner.models.attention.scores:GeneralScore",
-        "cosine": "captioner.models.attention.scores:CosineScore",
-        "location": "captioner.models.attention.scores:LocationScore",
-    },
+    additive="captioner.models.attention.attention:AdditiveScore",
+    concat="captioner.models.attention.attention:AdditiveScore",
+    dot="captioner.models.attention.scores:DotScore",
+    scaled_dot="captioner.models.attention.scores:DotScore",
+    general="captioner.models.attention.scores:GeneralScore",
+    cosine="captioner.models.attention.scores:CosineScore",
+    location="captioner.models.attention.scores:LocationScore",
 )
 BACKBONE_SOURCES = Registry(
     "encoder.backbone",
-    {
-        "captioner": "captioner.models.backbones.sources:any_efficientnet_lite",
-        "torchvision": "captioner.models.backbones.sources:any_torchvision",
-        "timm": "captioner.models.backbones.sources:any_timm",
-    },
+    captioner="captioner.models.backbones.sources:any_efficientnet_lite",
+    torchvision="captioner.models.backbones.sources:any_torchvision",
+    timm="captioner.models.backbones.sources:any_timm",
 )
 WINDOWS = Registry(
     "attention.window",
-    {
-        "global": "captioner.models.attention.attention:GlobalWindow",
-        "local_m": "captioner.models.attention.windows:MonotonicWindow",
-        "local_p": "captioner.models.attention.windows:PredictiveWindow",
-    },
+    **{"global": "captioner.models.attention.attention:GlobalWindow"},  # a keyword of Python
+    local_m="captioner.models.attention.windows:MonotonicWindow",
+    local_p="captioner.models.attention.windows:PredictiveWindow",
 )
 SELECTS = Registry(
     "attention.select",
-    {
-        "soft": "captioner.models.attention.attention:SoftSelect",
-        "hard": "captioner.models.attention.attention:HardSelect",
-    },
+    soft="captioner.models.attention.attention:SoftSelect",
+    hard="captioner.models.attention.attention:HardSelect",
 )
 DECODERS = Registry(
     "decoder.kind",
-    {
-        "lstm": "captioner.models.decoders.lstm:LSTMDecoder",
-        "luong": "captioner.models.decoders.lstm_variants:LuongDecoder",
-        "top_down": "captioner.models.decoders.lstm_variants:TopDownDecoder",
-        "transformer": "captioner.models.decoders.transformer:TransformerDecoder",
-        "mean": "captioner.models.decoders.lstm_variants:MeanDecoder",
-    },
+    lstm="captioner.models.decoders.lstm:LSTMDecoder",
+    luong="captioner.models.decoders.lstm_variants:LuongDecoder",
+    top_down="captioner.models.decoders.lstm_variants:TopDownDecoder",
+    transformer="captioner.models.decoders.transformer:TransformerDecoder",
+    mean="captioner.models.decoders.lstm_variants:MeanDecoder",
 )
 DATA_FORMATS = Registry(
     "data.format",
-    {
-        "flickr8k": "captioner.data.formats.flickr:flickr8k",
-        "flickr30k": "captioner.data.formats.flickr:flickr30k",
-        "karpathy": "captioner.data.formats.karpathy:karpathy",
-        "coco": "captioner.data.formats.coco:coco",
-        "imagefolder": "captioner.data.formats.table:imagefolder",
-        "table": "captioner.data.formats.table:table",
-        "sidecars": "captioner.data.formats.sidecars:sidecars",
-        "webdataset": "captioner.data.formats.webdataset:webdataset",
-    },
+    flickr8k="captioner.data.formats.flickr:flickr8k",
+    flickr30k="captioner.data.formats.flickr:flickr30k",
+    karpathy="captioner.data.formats.karpathy:karpathy",
+    coco="captioner.data.formats.coco:coco",
+    imagefolder="captioner.data.formats.table:imagefolder",
+    table="captioner.data.formats.table:table",
+    sidecars="captioner.data.formats.sidecars:sidecars",
+    webdataset="captioner.data.formats.webdataset:webdataset",
 )
 TOKENIZERS = Registry(
     "data.tokenizer",
-    {
-        "words": "captioner.data.tokenizer:WordTokenizer",
-        "characters": "captioner.data.tokenizer:CharacterTokenizer",
-        "subwords": "captioner.data.tokenizer:SubwordTokenizer",
-    },
+    words="captioner.data.tokenizer:WordTokenizer",
+    characters="captioner.data.tokenizer:CharacterTokenizer",
+    subwords="captioner.data.tokenizer:SubwordTokenizer",
 )
 TASKS = Registry(
     "task",
-    {
-        "self_critical": "captioner.training.self_critical:SelfCriticalTask",
-        "cross_entropy": "captioner.training.cross_entropy:CrossEntropyTask",
-    },
+    self_critical="captioner.training.self_critical:SelfCriticalTask",
+    cross_entropy="captioner.training.cross_entropy:CrossEntropyTask",
 )
 METRICS = Registry(
     "metric",
-    {
-        "Bleu": "captioner.evaluation.metrics:BLEU",
-        "METEOR": "captioner.evaluation.java_metrics:METEOR",
-        "ROUGE_L": "captioner.evaluation.metrics:ROUGE_L",
-        "CIDEr": "captioner.evaluation.metrics:CIDER",
-    },
+    Bleu="captioner.evaluation.metrics:BLEU",
+    METEOR="captioner.evaluation.java_metrics:METEOR",
+    ROUGE_L="captioner.evaluation.metrics:ROUGE_L",
+    CIDEr="captioner.evaluation.metrics:CIDER",
 )
