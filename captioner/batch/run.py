@@ -88,11 +88,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """A shard that is done: its rows, those with an error, and the first of them with reasons."""
+    """A shard that is done: the number of its photos, and those that failed with their reasons."""
 
     shard: int
     photos: int
-    errors: int
     failed: list[tuple[str, str]]
 
 
@@ -116,7 +115,7 @@ class Totals:
             logger.warning(f"{path}: {reason}")
         self.shards += 1
         self.photos += part.photos
-        self.errors += part.errors
+        self.errors += len(part.failed)
 
     def __str__(self) -> str:
         return f"{self.photos} photos, {self.errors} failed"
@@ -136,9 +135,6 @@ def run_batch(
 
     Returns:
         The sums over all shards, those of earlier runs included.
-
-    Raises:
-        CaptionerError: The input, the model or the output cannot be used.
     """
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
@@ -188,11 +184,7 @@ def run_batch(
 
 
 def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, Any]]:
-    """Return the job with its engine and digest, and every setting that decides the output.
-
-    Raises:
-        CaptionerError: The output was begun with other settings.
-    """
+    """Return the job with its engine and digest, and every setting that decides the output."""
     content = output.read(SETTINGS)
     # Earlier versions left the engine out.
     before = None if content is None else {"engine": "torch", **json.loads(content)}
@@ -236,7 +228,7 @@ def _finished(
     with ThreadPoolExecutor(_CHECKS) as pool:
         begun = [shard for name, shard in names.items() if name in present]
         parts = pool.map(lambda shard: read_part(output, shard, job.settings), begun)
-        return {part.shard: part for part in parts if part and not (retry_errors and part.errors)}
+        return {part.shard: part for part in parts if part and not (retry_errors and part.failed)}
 
 
 def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
@@ -251,8 +243,7 @@ def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
             if facts["errors"]:
                 table = part.read(columns=["path", "error"]).to_pylist()
                 failed = [(row["path"], row["error"]) for row in table if row["error"] is not None]
-            photos = part.metadata.num_rows
-            return Part(shard.number, photos, facts["errors"], failed[:MAX_EXAMPLES])
+            return Part(shard.number, part.metadata.num_rows, failed)
     except (OSError, pa.ArrowInvalid):  # missing, or cut short on a file system without renaming
         return None
 
@@ -261,13 +252,8 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
     """Process shards in worker processes; yield those that are done, in any order.
 
     Args:
-        job: What to do.
-        shards: The photos.
         workers: Number of processes, where one is this one; None starts one for each GPU, or else
             for each core.
-
-    Raises:
-        CaptionerError: The output cannot be written, the model cannot be loaded, or a worker ended.
     """
     gpus = int(job.device.startswith("cuda"))
     if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
@@ -323,15 +309,11 @@ def run_ray(
 ) -> Iterator[Part]:
     """Process shards on Ray, which repeats those of workers that died; yield those that are done.
 
+    Every node must have captioner, and the photos, the model and the output under their names.
+
     Args:
-        job: What to do. Every node must reach the photos, the model and the output by the names
-            that it has, and have captioner installed.
-        shards: The photos.
         workers: Number of actors; None starts as many as there are free resources for.
         address: Address of the cluster; None starts Ray on this machine for this run.
-
-    Raises:
-        CaptionerError: The cluster cannot be reached or is too busy, or as for `run_local`.
     """
     with needs_extra("--engine ray", "batch"):
         import ray
@@ -392,11 +374,7 @@ class ShardWorker:
         )
 
     def run(self, shard: Shard) -> Part:
-        """Caption a shard and write its part.
-
-        Raises:
-            CaptionerError: The model cannot be loaded, or the output not be written.
-        """
+        """Caption a shard and write its part."""
         rows, size = shard.rows, self.job.batch_size
         self.captioner.engine.seed(shard.number)  # for hard attention that samples
         photos = _tar_photos(rows) if is_tar(rows[0][1]) else _photos(rows, size)
@@ -410,7 +388,7 @@ class ShardWorker:
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(written, schema=schema), file, compression="zstd")
         Folder(self.job.output).write(part_name(shard.number), file.getvalue())
-        return Part(shard.number, len(written), len(failed), failed[:MAX_EXAMPLES])
+        return Part(shard.number, len(written), failed)
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
         """Return the output rows of a batch, in its order."""
@@ -437,11 +415,11 @@ class ShardWorker:
 
     def _read(self, photo: _Photo) -> Any:
         """Return the network's input for a photo with its geometry, or the error."""
-        if isinstance(photo.source, ImageError):
-            return photo.source
         from captioner.data.images import open_image
 
         try:
+            if isinstance(photo.source, ImageError):
+                raise photo.source
             return self.captioner.transform.array(open_image(photo.source))
         except ImageError as error:
             return error

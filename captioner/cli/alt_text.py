@@ -94,34 +94,30 @@ class TextWriter:
 
     def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
         """Write a photo's own files, keep its caption for the others, and return the files."""
-        withheld = is_withheld(confidence, self.arguments.min_confidence)
+        options, written = self.arguments, list[Path]()
+        withheld = is_withheld(confidence, options.min_confidence)
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
-        written: list[Path] = []
-        for kind, save in {"xmp": self._save_sidecar, "txt": self._save_txt}.items():
-            if kind in self.arguments.write and not withheld and isinstance(photo, Path):
-                try:
-                    file, is_new = save(photo, caption)
-                    (written if is_new else self._kept).append(file)
-                except CaptionerError as error:
-                    self.failed(error)
+        if withheld or not isinstance(photo, Path):
+            return written
+        try:
+            if "xmp" in options.write:
+                name = photo.stem if options.xmp_name == "replace" else photo.name
+                file = photo.with_name(f"{name}.xmp")
+                merge, overwrite = options.xmp_merge, options.overwrite
+                is_new = save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
+                (written if is_new else self._kept).append(file)
+            if "txt" in options.write:
+                file = photo.with_suffix(".txt")
+                if os.path.lexists(file) and not options.overwrite:
+                    self._kept.append(file)
+                else:
+                    text = f"{options.prefix.rstrip()} {caption}".lstrip()
+                    text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
+                    save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
+                    written.append(file)
+        except CaptionerError as error:
+            self.failed(error)
         return written
-
-    def _save_sidecar(self, photo: Path, caption: str) -> tuple[Path, bool]:
-        """Write a photo's sidecar; return its file, and whether it lacked a text."""
-        name = f"{photo.stem if self.arguments.xmp_name == 'replace' else photo.name}.xmp"
-        file = photo.with_name(name)
-        merge, overwrite = self.arguments.xmp_merge, self.arguments.overwrite
-        return file, save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
-
-    def _save_txt(self, photo: Path, caption: str) -> tuple[Path, bool]:
-        """Write a photo's text file, unless it is there; return it, and whether it is new."""
-        file, arguments = photo.with_suffix(".txt"), self.arguments
-        if os.path.lexists(file) and not arguments.overwrite:
-            return file, False
-        text = f"{arguments.prefix.rstrip()} {caption}".lstrip()
-        text += f" {arguments.suffix}" if arguments.suffix[:1].isalnum() else arguments.suffix
-        save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
-        return file, True
 
     def finish(self, photos: Iterable[Path | str]) -> list[Path]:
         """Write the table, and copies of the pages with the texts filled in; return the files.
