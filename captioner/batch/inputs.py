@@ -44,11 +44,7 @@ def is_tar(name: str) -> bool:
 
 
 def shards_of(source: str, shard_size: int) -> list[Shard]:
-    """Divide an input into shards, always in the same way; a tar file is a shard.
-
-    Raises:
-        DataError: The input cannot be read, or holds no photos.
-    """
+    """Divide an input into shards, always in the same way; a tar file is a shard."""
     rows = input_rows(source)
     size = 1 if is_tar(source) else shard_size
     parts = iter(lambda: list(islice(rows, size)), [])
@@ -59,11 +55,7 @@ def shards_of(source: str, shard_size: int) -> list[Shard]:
 
 
 def input_rows(name: str) -> Iterator[Row]:
-    """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
-
-    Raises:
-        DataError: The input is missing or not of its form.
-    """
+    """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file)."""
     try:
         with reading(name):
             yield from _input_rows(name)

@@ -57,11 +57,7 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
 
 
 class TextWriter:
-    """Writes the captions of a run as `--write` says; `failed` is called with what goes wrong.
-
-    Raises:
-        CaptionerError: The table would replace a file of another program.
-    """
+    """Writes the captions of a run as `--write` says; `failed` is called with what goes wrong."""
 
     def __init__(self, arguments: argparse.Namespace, failed: Callable[[object], None]) -> None:
         self.arguments, self.failed = arguments, failed

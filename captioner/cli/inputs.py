@@ -79,11 +79,7 @@ def photos_in(
 
 
 def open_photo(photo: Path | str) -> Image.Image:
-    """Read the photo at a path or an address, or on standard input, which is `-`.
-
-    Raises:
-        ImageError: There is no photo that can be read.
-    """
+    """Read the photo at a path or an address, or on standard input, which is `-`."""
     from captioner.data.images import open_image
 
     if photo == STANDARD_INPUT:

@@ -148,9 +148,6 @@ def check_attention_options(arguments: argparse.Namespace, models: Sequence[Capt
     """Refuse layers and heads that a model lacks, and options of hard attention if none has it.
 
     Where several models are compared, those without hard attention ignore its options.
-
-    Raises:
-        CaptionerError: There is no such layer or head, or no model has hard attention.
     """
     from captioner.visualization.caption import check_head
 

@@ -54,9 +54,6 @@ class OutputFolder:
         photos: Files, addresses or standard input (`-`). Each gets a name for its pictures, the
             one of an earlier run, or one that no picture of another photo has.
         settings: Digest of all that decides a caption and its pictures: `settings_digest`.
-
-    Raises:
-        CaptionerError: The journal is another program's.
     """
 
     def __init__(
@@ -116,11 +113,7 @@ class OutputFolder:
 
     @contextmanager
     def processes(self, photos: int) -> Iterator[int]:
-        """Draw so many photos in other processes, if they are worth it; yields how many may wait.
-
-        Raises:
-            CaptionerError: A process was killed.
-        """
+        """Draw so many photos in other processes, if they are worth it; yields how many may wait."""
         if photos < PROCESSES_FROM or not self.arguments.save:
             yield 0
             return
@@ -217,11 +210,7 @@ def save_pictures(
 
 
 def read_journal(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a journal by their photo, without a line that a kill cut short.
-
-    Raises:
-        CaptionerError: It cannot be read, or holds other things than records.
-    """
+    """Return the records of a journal by their photo, without a line that a kill cut short."""
     try:
         lines = file.read_bytes().splitlines() if file.is_file() else []
     except OSError as error:

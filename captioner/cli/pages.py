@@ -37,9 +37,6 @@ class Page:
 
     Attributes:
         elsewhere: Number of images whose bytes are in no local file.
-
-    Raises:
-        CaptionerError: The page cannot be read.
     """
 
     def __init__(self, file: Path, site_root: Path | None = None) -> None:

@@ -227,9 +227,6 @@ def parse_options(
 
     Returns:
         The settings, and all that was parsed.
-
-    Raises:
-        ConfigError: An option is unknown, or its value cannot be used.
     """
     sections: dict[str, Any] = {name: vars(settings) for name, settings in vars(recipe).items()}
     parser.set_defaults(
@@ -252,9 +249,6 @@ def split_options(words: Sequence[str], *names: str) -> tuple[list[list[str]], l
 
     They are read before the other options, which override a recipe and its model wherever it is
     named, and because each of several data sets has a root.
-
-    Raises:
-        ConfigError: One of them has no value.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in (*names, *(f"--{key}" for key in REMOVED)):

@@ -39,9 +39,6 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
 
     Returns:
         Whether it was written; not if it has both texts already.
-
-    Raises:
-        CaptionerError: It is of another program and `merge` is false, or cannot be read or written.
     """
     try:
         found = file.read_bytes() if file.exists() else BLANK
