@@ -113,7 +113,7 @@ class OutputFolder:
 
     @contextmanager
     def processes(self, photos: int) -> Iterator[int]:
-        """Draw so many photos in other processes, if they are worth it; yields how many may wait."""
+        """Draw so many photos in other processes, if it is worth it; yield how many may wait."""
         if photos < PROCESSES_FROM or not self.arguments.save:
             yield 0
             return
