@@ -94,8 +94,9 @@ def test_an_attention_mechanism_is_added_as_its_page_says(tmp_path: Path) -> Non
     (tmp_path / place[1]).write_text(file, encoding="utf-8")
     registry = tmp_path / "captioner/registry.py"
     before = registry.read_text(encoding="utf-8")
-    start = '    "attention.score",\n'
-    registry.write_text(before.replace(start, start + line), encoding="utf-8")
+    start = 'SCORES = Registry(\n    "attention.score",\n'
+    assert line.startswith(start)
+    registry.write_text(before.replace(start, line), encoding="utf-8")
     assert before.count(start) == 1
     table = tiny.draw_table(tmp_path / "photos")
     code = f"""

@@ -223,8 +223,8 @@ class Trainer:
                 bar.update(len(batches))
                 # the first step of a run too, or a short one would show no loss
                 if output and (self.step == 1 or self.step % config.train.log_every == 0):
-                    if skipped := int(self.skipped_steps):
-                        self._report_skipped(skipped)
+                    if in_a_row := int(self.skipped_steps):
+                        self._report_skipped(in_a_row)
                     elapsed = time.perf_counter() - started
                     metrics = {
                         "epoch": self.epoch,
