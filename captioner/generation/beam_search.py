@@ -70,7 +70,7 @@ class Hypothesis:
 def search(
     decoder: StepDecoder,
     grid: Grid,
-    options: SearchOptions | None = None,
+    options: SearchOptions,
     graphs: GraphCache | None = None,
 ) -> list[list[Hypothesis]]:
     """Caption every image of the grid; no image's result depends on the others.
@@ -86,7 +86,6 @@ def search(
     penalty p > 0, and s / (t + 1) ** p for p <= 0.
 
     Args:
-        options: Settings; None takes the defaults of `SearchOptions`.
         graphs: Search in fixed shapes, as a GPU needs it. None: images that are done leave.
 
     Returns:
@@ -96,7 +95,6 @@ def search(
     Raises:
         CheckpointError: The model's output is not a number.
     """
-    options = options or SearchOptions()
     with without_gradients(grid.features):
         if graphs is not None:
             with graphs.lock:

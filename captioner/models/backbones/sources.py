@@ -89,7 +89,7 @@ def any_efficientnet_lite(
     stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
     stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
     preprocessing = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-    return _in_stages(name, stages, tap, 1280, preprocessing)
+    return _in_stages(name, stages, tap, preprocessing)
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:
@@ -154,11 +154,11 @@ def any_torchvision(
                 layers, number = [], number + 1
             elif isinstance(module, nn.MaxPool2d):
                 block, number = block + 1, 1
-        return _in_stages(name, stages, tap, 512, preprocessing)
+        return _in_stages(name, stages, tap, preprocessing)
     if name in ("resnet50", "resnet101", "resnet152"):
         stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
         stages = [("stem", stem), *((f"layer{i}", getattr(network, f"layer{i}")) for i in "1234")]
-        return _in_stages(name, stages, tap, network.fc.in_features, preprocessing)
+        return _in_stages(name, stages, tap, preprocessing)
     body = OneOutput(_up_to_node(network, name, tap), "grid")
     channels = _channels_of(body, name, size_px)
     return Backbone([("body", body)], channels=channels, preprocessing=preprocessing)
@@ -327,21 +327,17 @@ def _is_file(weights: str, name: str, *accepted: str) -> bool:
 
 
 def _in_stages(
-    name: str,
-    stages: list[tuple[str, nn.Module]],
-    tap: str | None,
-    channels: int,
-    preprocessing: Preprocessing,
+    name: str, stages: list[tuple[str, nn.Module]], tap: str | None, preprocessing: Preprocessing
 ) -> Backbone:
-    """Return a backbone of the stages up to `tap`; `channels` are those of the last stage."""
+    """Return a backbone of the stages up to `tap`."""
     names = [stage for stage, _ in stages]
-    if tap is not None and tap not in names:
-        raise ConfigError(
-            f"encoder.tap: {name} has no stage '{tap}'; its stages are {', '.join(names)}"
-        )
-    if tap not in (None, names[-1]):
+    if tap is not None:
+        if tap not in names:
+            raise ConfigError(
+                f"encoder.tap: {name} has no stage '{tap}'; its stages are {', '.join(names)}"
+            )
         stages = stages[: names.index(tap) + 1]
-        channels = _channels_of(nn.Sequential(*(stage for _, stage in stages)), name, (64, 64))
+    channels = _channels_of(nn.Sequential(*(stage for _, stage in stages)), name, (64, 64))
     return Backbone(stages, channels=channels, preprocessing=preprocessing)
 
 
