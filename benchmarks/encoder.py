@@ -28,7 +28,7 @@ def run(*, device: torch.device, batch: int, rounds: int) -> Table:
         {
             "captioner, as it captions": lambda: captioner.engine.encode(images),
             "captioner in PyTorch": lambda: in_torch.engine.encode(images),
-            "the same in bfloat16": lambda: rough.model.encoder(last.to(rough.engine.dtype)),
+            "the same in bfloat16": lambda: rough.model.encoder(last.to(rough.dtype)),
             "timm": lambda: theirs.forward_features(photos),
         },
         device=device,

@@ -70,6 +70,11 @@ class Captioner:
         return self.engine.device
 
     @property
+    def dtype(self) -> Any:
+        """Number format of the encoder: a `torch.dtype`, or without PyTorch a NumPy dtype."""
+        return self.engine.dtype
+
+    @property
     def model(self) -> CaptionModel:
         """The model in PyTorch, for inference; a ConfigError says that there is none."""
         model: CaptionModel | None = getattr(self.engine, "model", None)

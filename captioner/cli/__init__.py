@@ -47,6 +47,7 @@ COMMANDS = {
 
 # The modules of those that are not in one of their own name.
 _MODULES = {
+    "score": "caption",
     "finetune": "train",
     "plot": "train",
     "compare": "evaluate",
@@ -148,6 +149,6 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     captioner = Captioner.from_pretrained(
         model, device=arguments.device, precision=arguments.precision, engine=arguments.engine
     )
-    dtype = str(captioner.engine.dtype).removeprefix("torch.")
+    dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
     return captioner

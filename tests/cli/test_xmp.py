@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.cli.xmp import BLANK, merged, save_sidecar
+from captioner.cli.alt_text import BLANK, merged, save_sidecar
 from captioner.errors import CaptionerError
 
 SPACES = {
