@@ -25,13 +25,14 @@ from torch.nn import functional
 
 from benchmarks.timing import peak_memory_mib
 from captioner.config.settings import DataConfig, SourceConfig
-from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
+from captioner.data.workers import load_items
 
 PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000
 
@@ -107,10 +108,10 @@ def measure(folder: Path) -> None:
     done("shares of 8 processes")
     transform = ImageTransform(height_px=32, width_px=32)
     dataset = CaptionDataset(images.training, captions, transform, seed=1)
-    first = len(order) - 200
-    loaded = [batch.images for batch in load_batches(dataset, batches, 0, first=first)]
+    items = [(0, entries) for entries in order[-200:]]
+    loaded = [batch.images for batch in load_items(dataset, items)]
     done("the last 200 batches, as after an interruption")
-    again = [batch.images for batch in load_batches(dataset, batches, 0, first=first + 100)]
+    again = [batch.images for batch in load_items(dataset, items[100:])]
     assert all((a == b).all() for a, b in zip(loaded[100:], again, strict=True))
     done("the last 100 again, and the same")
     paths = [image.path for image in images.training]

@@ -116,6 +116,14 @@ NO_DROPOUT: dict[str, Any] = {
 }  # fmt: skip
 
 
+def load_epoch(dataset: Any, batches: Any, epoch: int, first: int = 0, **options: Any) -> Any:
+    """The batches of an epoch from the first on, loaded as training does."""
+    from captioner.data.workers import load_items
+
+    items = [(epoch, entries) for entries in batches.epoch(epoch)[first:]]
+    return load_items(dataset, items, **options)
+
+
 def recipe(root: Path, output: Path, **changed: object) -> Config:
     """A training recipe of a second or two; `changed` are settings as `section__key`."""
     from dataclasses import replace

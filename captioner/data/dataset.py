@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -17,7 +17,6 @@ from captioner.data.images import open_image
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.data.workers import load_items
 from captioner.errors import ImageError
 from captioner.runtime.draws import child_seeds, seed_of
 
@@ -243,18 +242,3 @@ class CaptionBatches:
             current.append(groups[index])
             size += len(groups[index])
         return [*batches, np.concatenate(current)]
-
-
-def load_batches(
-    dataset: CaptionDataset,
-    batches: CaptionBatches,
-    epoch: int,
-    *,
-    first: int = 0,
-    share: tuple[int, int] = (0, 1),
-    workers: int = 0,
-    pin_memory: bool = False,
-) -> Generator[Batch, None, None]:
-    """Load the batches of an epoch, or this process's share of each."""
-    work = [(epoch, batches.share(batch, *share)) for batch in batches.epoch(epoch)[first:]]
-    return load_items(dataset, work, workers=workers, pin_memory=pin_memory)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from captioner.checkpoint import load_training_state, save_model
-from captioner.data.dataset import load_batches
+from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, error_summary
 from captioner.log import logger, progress_bar
 from captioner.models.model import CaptionModel
@@ -175,14 +175,13 @@ class Trainer:
     def _train_epoch(self, log: RunLog | None) -> None:
         """Take the steps of this epoch that are not done yet."""
         config, setup, optim = self.config, self.setup, self.config.optim
-        num_batches = len(setup.batches.epoch(self.epoch))
+        batches_of_all = setup.batches.epoch(self.epoch)
+        num_batches = len(batches_of_all)
         steps = math.ceil(num_batches / optim.accumulate) * config.train.epochs
-        loader = load_batches(
+        share = partial(setup.batches.share, process=self.rank, processes=self.processes)
+        loader = load_items(
             setup.dataset,
-            setup.batches,
-            self.epoch,
-            first=self.batch,
-            share=(self.rank, self.processes),
+            [(self.epoch, share(entries)) for entries in batches_of_all[self.batch :]],
             workers=min(config.data.workers, available_cores()),
             pin_memory=self.device.type == "cuda",
         )

@@ -16,7 +16,6 @@ from captioner.data.dataset import (
     CaptionDataset,
     EncodedCaptions,
     encode_captions,
-    load_batches,
 )
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
@@ -227,5 +226,5 @@ def test_loading_leaves_the_generator_of_dropout_alone(
     data = dataset(photos)
     order = CaptionBatches(data.captions, batch_size=5, by="photo", seed=9)
     before = torch.get_rng_state()
-    next(load_batches(data, order, 0, workers=workers))
+    next(tiny.load_epoch(data, order, 0, workers=workers))
     assert torch.equal(torch.get_rng_state(), before)

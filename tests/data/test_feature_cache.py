@@ -14,7 +14,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions, load_batches
+from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
@@ -164,8 +164,8 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
     views: list[set[int]] = [set() for _ in captioned]
     reported: set[str] = set()
     for epoch in range(4):
-        batches = list(load_batches(data, order, epoch))
-        again = list(load_batches(data, order, epoch, workers=int(epoch == 0)))
+        batches = list(tiny.load_epoch(data, order, epoch))
+        again = list(tiny.load_epoch(data, order, epoch, workers=int(epoch == 0)))
         for batch, same in zip(batches, again, strict=True):
             assert batch.from_frozen
             assert torch.equal(batch.inputs, same.inputs)

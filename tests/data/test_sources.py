@@ -17,7 +17,6 @@ from captioner.data.dataset import (
     CaptionDataset,
     EncodedCaptions,
     encode_captions,
-    load_batches,
 )
 from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform
@@ -198,9 +197,9 @@ def test_workers_and_resuming_in_mid_epoch_change_nothing(
         source_of=data.source_of,
         weights=[source.weight for source in data.sources],
     )
-    plain = list(load_batches(dataset, order, 1))
+    plain = list(tiny.load_epoch(dataset, order, 1))
     assert len(plain) == len(order.epoch(1)) > 4
-    resumed = [*plain[:2], *load_batches(dataset, order, 1, first=2, workers=2)]
+    resumed = [*plain[:2], *tiny.load_epoch(dataset, order, 1, first=2, workers=2)]
     for one, other in zip(plain, resumed, strict=True):
         for name in ("inputs", "images", "image_index", "tokens", "targets", "lengths"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
