@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from captioner.visualization.heat import FLAT_BELOW, peak
-from captioner.visualization.overlay import PixelPage
+from captioner.visualization.overlay import PixelPage, peak
 from captioner.visualization.style import (
+    FLAT_BELOW,
     OCTAVES,
     PATH_COLOURS,
     PEAK_MARKED_FROM,

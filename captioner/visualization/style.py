@@ -12,7 +12,6 @@ from PIL import Image
 
 from captioner.config import validate_section
 from captioner.config.fields import NonNegativeFloat, UnitInterval
-from captioner.visualization.heat import FLAT_BELOW
 
 StyleName = Literal["focus", "light", "colour", "contour", "mask"]
 STYLES: tuple[StyleName, ...] = get_args(StyleName)
@@ -27,6 +26,7 @@ SCALE_LOW, SCALE_HIGH = 0.5, 16.0  # multiples of uniform attention
 OCTAVES = math.log2(SCALE_HIGH / SCALE_LOW)
 SCALE_TICKS = ((0.5, "½"), (1.0, "1"), (2.0, "2"), (4.0, "4"), (8.0, "8"), (16.0, "16+"))
 PEAK_MARKED_FROM = 3.0  # times uniform, from which a peak is marked
+FLAT_BELOW = 2.0  # a map whose highest cell has less than this, times uniform, counts as flat
 
 # Lines of equal attention: multiples of uniform, and their widths in a picture of 200 x 200 px.
 # There is none at 1, or flat attention would be covered by it.

@@ -23,8 +23,7 @@ from PIL import Image
 from PIL.ImageFont import FreeTypeFont
 
 from captioner.visualization.files import data_url
-from captioner.visualization.heat import attention_heat
-from captioner.visualization.overlay import Box, draw_marks, line_widths
+from captioner.visualization.overlay import Box, attention_heat, draw_marks, line_widths
 from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,

@@ -316,7 +316,12 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
         """Attend once with queries [B, K, H] for the words at `position` (an int, or [K])."""
-        scores = self.scores(query, memory, position)  # [B, heads, K, L]
+        scores = self.score(query, memory.keys)  # [B, heads, K, L]
+        bias = self.window(query, memory.grid, position)
+        if bias is not None:
+            scores = scores + bias.unsqueeze(1)
+        if memory.at_random:  # all cells of the window alike, also those that its Gaussian prefers
+            scores = scores.masked_fill(scores > -torch.inf, 0.0)
         seeds, use_expectation = memory.seeds, memory.use_expectation
         heads = scores.shape[1]
         if memory.values is not None:
@@ -347,16 +352,6 @@ class Attention(nn.Module):
             cells=cells.squeeze(-1) if cells is not None and heads == 1 else cells,
             heads=maps.unsqueeze(2) if heads > 1 else None,
         )
-
-    def scores(self, query: Tensor, memory: Memory, position: int | Tensor) -> Tensor:
-        """Return scores [B, heads, K, L], -inf outside of the window."""
-        scores = self.score(query, memory.keys)
-        bias = self.window(query, memory.grid, position)
-        if bias is not None:
-            scores = scores + bias.unsqueeze(1)
-        if memory.at_random:  # all cells of the window alike, also those that its Gaussian prefers
-            scores = scores.masked_fill(scores > -torch.inf, 0.0)
-        return scores
 
 
 def smoothed(grid: Grid, weight: float) -> Tensor:
