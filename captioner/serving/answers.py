@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from captioner.types import Geometry
+
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -90,16 +92,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-class GeometryBody(BaseModel):
-    photo_width_px: int
-    photo_height_px: int
-    left_px: float
-    top_px: float
-    width_px: float
-    height_px: float
-    flipped: bool
-
-
 class CaptionBody(BaseModel):
     """One caption, with the log-probability and attention of each of its T words."""
 
@@ -128,7 +120,7 @@ class CaptionBody(BaseModel):
         None, description="[T][rows][columns], each word's map sums to 1"
     )
     heads: list[Any] | None = Field(None, description="[T][layers][heads][rows][columns]")
-    geometry: GeometryBody | None = Field(
+    geometry: Geometry | None = Field(
         None, description="The rectangle of the upright photo that the maps cover, in pixels"
     )
 
