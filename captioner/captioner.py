@@ -129,11 +129,7 @@ class Captioner:
         return cls(folder, config, vocabulary, calibrator, chosen)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model folder: the folder that was loaded, or the model given to the constructor.
-
-        Raises:
-            CheckpointError: The folder exists or cannot be written.
-        """
+        """Write the loaded folder, or the constructor's model, to a folder that does not exist."""
         folder = Path(folder)
         if folder.exists():
             raise CheckpointError(f"{folder}: already exists; name another folder")
@@ -156,7 +152,7 @@ class Captioner:
 
         Raises:
             ImageError: The image cannot be read.
-            ConfigError: A setting that cannot be used.
+            ConfigError: A setting cannot be used.
         """
         if isinstance(image, (list, set)):
             raise ConfigError("image: is several images; use caption_batch")
@@ -177,17 +173,11 @@ class Captioner:
         return self.captions(images, self.options(num_captions=count, **settings))
 
     def sample(self, image: ImageInput, count: int = 1, **settings: Any) -> list[Caption]:
-        """Draw captions of one image from the model's distribution, word by word.
+        """Draw captions of one image word by word from the model's distribution.
 
-        Args:
-            image: As for `caption`.
-            count: Captions to draw; some may be the same.
-            settings: As for `options`, such as `temperature`, `top_k`, `top_p` and `seed`.
-
-        Returns:
-            The captions as they were drawn. Log-probabilities are the model's own, without
-            temperature, top_k and top_p. Where hard attention samples and there is no seed, maps
-            and log-probabilities are those of other cells than the words were drawn with.
+        Settings are those of `options`, such as `temperature`, `top_k`, `top_p` and `seed`; the
+        log-probabilities are the model's own, without them. Where hard attention samples and there
+        is no seed, maps and log-probabilities are those of other cells than the words'.
         """
         return self.captions([image], self.options(num_captions=count, sample=True, **settings))[0]
 
@@ -327,9 +317,6 @@ class Captioner:
             format: Layout of the data set; `auto` recognises it.
             split: Which photos.
             settings: As for `captioner.evaluation.evaluate.evaluate`, such as `beam_size`.
-
-        Raises:
-            DataError: The data set cannot be read, or nothing can be scored.
         """
         from captioner.evaluation.evaluate import evaluate  # only here: it imports the scorers
 
