@@ -13,7 +13,7 @@ import numpy as np
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.inputs import ImageInput, as_list, drawable, network_input
-from captioner.data.transforms import image_transform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines import Engine, EngineName, Precision, open_engine
 from captioner.errors import CheckpointError, ConfigError
@@ -62,7 +62,7 @@ class Captioner:
             engine = TorchEngine(model, choose_device("cpu"))
         self.engine, self._saved = engine, model
         self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator
-        self.transform = image_transform(config.preprocess)
+        self.transform = ImageTransform(**vars(config.preprocess))
 
     @property
     def device(self) -> Any:

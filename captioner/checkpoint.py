@@ -176,8 +176,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     with _readable(folder / WEIGHTS):
-        weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
-    return weights
+        return load_file(folder / WEIGHTS)
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
@@ -191,8 +190,7 @@ def load_training_state(folder: Path) -> dict[str, Any]:
     import torch
 
     with _readable(folder / STATE):
-        state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    return state
+        return torch.load(folder / STATE, map_location="cpu", weights_only=True)
 
 
 @contextmanager

@@ -101,10 +101,9 @@ class Folder:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, None where there is no such file; a DataError says why not."""
-        content: bytes | None = None
         with contextlib.suppress(FileNotFoundError), reading(f"{self.name}/{name}"):
-            content = self.system.cat_file(self.path(name))
-        return content
+            return self.system.cat_file(self.path(name))
+        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file; a CaptionerError says why it cannot be written."""

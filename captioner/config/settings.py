@@ -236,12 +236,7 @@ class SourceConfig:
         name: Short name, for `--data.root NAME=PATH`, `train.val_source` and the names of its
             validation metrics; if empty, the format, or `source` where that is `auto` (and the
             position, as in `table-2`).
-        format: As `data.format`.
-        root: As `data.root`.
-        file: As `data.file`.
-        coco_splits: As `data.coco_splits`.
-        image_column: As `data.image_column`.
-        caption_column: As `data.caption_column`.
+        format, root, file, coco_splits, image_column, caption_column: As in `data`.
         train_split: Split to train on; null does not train on this source.
         val_split: Split to validate on; null does not validate on this source.
         weight: How many times an epoch shows each image; 0.5 shows another random half each time.

@@ -50,8 +50,7 @@ class SourceImages:
         by_source = np.array([source.loss_weight for source in self.sources], dtype=np.float32)
         if (by_source == 1).all():
             return None
-        weights: np.ndarray = by_source[self.source_of[captions.image_of]]
-        return weights
+        return by_source[self.source_of[captions.image_of]]
 
 
 def read_sources(data: DataConfig, *, max_validation_images: int | None = None) -> SourceImages:

@@ -142,8 +142,7 @@ class SubwordTokenizer(WordTokenizer):
         words = super().split(text)
         if self.model is None or not words:
             return [_SPACE + word for word in words]
-        tokens: list[str] = self._encoder.encode(" ".join(words)).tokens
-        return tokens
+        return self._encoder.encode(" ".join(words)).tokens
 
     def join(self, tokens: Sequence[str]) -> str:
         return "".join(tokens).replace(_SPACE, " ").strip()
@@ -201,8 +200,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
         return WordTokenizer()
     content = json.loads(path.read_text(encoding="utf-8"))
-    tokenizer: Tokenizer = TOKENIZERS[content.pop("tokenizer")](**content)
-    return tokenizer
+    return TOKENIZERS[content.pop("tokenizer")](**content)
 
 
 def _is_mark(character: str) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from captioner.config import Interpolation, PreprocessConfig, ResizeMode
+from captioner.config import Interpolation, ResizeMode
 from captioner.data.images import MIN_CONTRAST
 from captioner.types import Geometry
 
@@ -31,8 +31,9 @@ class ImageTransform:
     """Upright RGB image to the network's normalised input, with its geometry.
 
     Args:
-        height_px, width_px, resize, interpolation, mean, std: As in `PreprocessConfig`; `letterbox`
-            pads with the mean, which normalisation makes zero.
+        height_px, width_px, resize, interpolation, mean, std: As in `PreprocessConfig`, which
+            `models.build.resolved` completes. `letterbox` pads with the mean, which normalisation
+            makes zero.
         augmentation: Random changes, for calls with a generator.
     """
 
@@ -170,13 +171,6 @@ class ImageTransform:
             width_px=width,
             height_px=height,
         )
-
-
-def image_transform(
-    config: PreprocessConfig, augmentation: Augmentation | None = None
-) -> ImageTransform:
-    """Build the transform of settings that `models.build.resolved` completed."""
-    return ImageTransform(**vars(config), augmentation=augmentation)
 
 
 def _random_view(

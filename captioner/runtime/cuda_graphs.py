@@ -60,15 +60,13 @@ class GraphCache:
         else:
             for name, tensor in tensors.items():
                 getattr(self.inputs[key], name).copy_(tensor, non_blocking=True)
-        held: DataclassT = self.inputs[key]
-        return held
+        return self.inputs[key]
 
     def keep(self, key: object, make: Callable[[], Result]) -> Result:
         """Return what `make` returned at the first call with this key."""
         if key not in self.inputs:
             self.inputs[key] = make()
-        kept: Result = self.inputs[key]
-        return kept
+        return self.inputs[key]
 
     def run(self, key: object, function: Callable[[], Result], *, after: object = None) -> Result:
         """Call a function without arguments, or replay its graph.
@@ -90,8 +88,7 @@ class GraphCache:
             return function()
         graph, output = recorded
         graph.replay()
-        returned: Result = output
-        return returned
+        return output
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
         """Call a function, which prepares libraries and state that a graph cannot hold."""

@@ -187,8 +187,7 @@ def from_first_process(function: Callable[[], Result]) -> Result:
     Errors are as of `in_all_processes`.
     """
     result: Any = in_all_processes(lambda: function() if rank() == 0 else None)
-    first: Result = _from_all(result)[0]
-    return first
+    return _from_all(result)[0]
 
 
 def in_all_processes(function: Callable[[], Result]) -> Result:

@@ -19,7 +19,7 @@ from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_featur
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.splits import CaptionedImage
-from captioner.data.transforms import Augmentation, ImageTransform, image_transform
+from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError, DataError, ImageError
 from captioner.log import logger
@@ -91,16 +91,11 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
     task = kind.from_recipe(config, model, vocabulary, images).to(device)
 
-    transform = image_transform(
-        replace(
-            whole,
-            height_px=round(whole.height_px * data.view_scale),
-            width_px=round(whole.width_px * data.view_scale),
-        ),
-        Augmentation(data.flip, data.min_area, data.colour),
-    )
+    size = {key: round(vars(whole)[key] * data.view_scale) for key in ("height_px", "width_px")}
+    augmentation = Augmentation(data.flip, data.min_area, data.colour)
+    transform = ImageTransform(**vars(whole) | size, augmentation=augmentation)
     validation = ValidationData(
-        images.validation, image_transform(whole), decisive_source=config.train.val_source
+        images.validation, ImageTransform(**vars(whole)), decisive_source=config.train.val_source
     )
     cache = None
     if data.cache:  # all that can be wrong is found before the caches, which take long

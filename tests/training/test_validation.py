@@ -19,7 +19,7 @@ from captioner.config.settings import Config
 from captioner.data.feature_cache import build_feature_cache
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
-from captioner.data.transforms import image_transform
+from captioner.data.transforms import ImageTransform
 from captioner.evaluation.metrics import quick_scores
 from captioner.generation import Hypothesis
 from captioner.models.decoders.base import TeacherForcingOutput
@@ -138,7 +138,7 @@ def test_from_a_cache_the_captions_are_the_same(
     cache = build_feature_cache(
         tmp_path / "cache",
         [photo.path for photo in photos],
-        image_transform(captioner.config.preprocess),
+        ImageTransform(**vars(captioner.config.preprocess)),
         encoder.frozen_features,
         fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
         views=1,
