@@ -192,7 +192,8 @@ def _caption_split(
         },
         **options,
     )
-    return evaluation, images, 1 if evaluation.unreadable or missing else 0
+    incomplete = missing or len(evaluation.captions) < len(images)
+    return evaluation, images, 1 if incomplete else 0
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from captioner.captioner import Captioner
     from captioner.config import HardAttentionMode
-    from captioner.generation.confidence import Calibrator
 
 ImageId = int | str
 MEASURED_REFERENCES = 2  # references of an image on which attention is measured
@@ -42,12 +41,10 @@ class Evaluation:
     Attributes:
         results: The content of `results.json` (docs/evaluation.md).
         captions: Captions by image id, of all images that could be read.
-        unreadable: Reasons why images could not be read, by image id.
     """
 
     results: dict[str, Any]
     captions: dict[ImageId, Caption]
-    unreadable: dict[ImageId, str]
 
 
 def evaluate(
@@ -75,7 +72,7 @@ def evaluate(
         DataError: No image can be read or none has references.
         ConfigError: A setting that cannot be used.
     """
-    captions, unreadable = caption_images(captioner, images, beam_size=beam_size, at_test=at_test)
+    captions = caption_images(captioner, images, beam_size, at_test)
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
@@ -85,8 +82,6 @@ def evaluate(
     results = score_texts(
         {image_id: caption.text for image_id, caption in written.items()},
         known,
-        confidence={image_id: caption.confidence for image_id, caption in written.items()},
-        calibrator=captioner.calibrator,
         signature={
             **vars(config.decoding),
             "beam_size": beam_size or config.decoding.beam_size,
@@ -95,29 +90,32 @@ def evaluate(
         },
         **scoring,
     )
+    cider = [image["scores"].get("CIDEr") for image in results["images"]]
+    if captioner.calibrator and None not in cider:
+        limit, threshold = captioner.calibrator.right_from, captioner.calibrator.threshold
+        confidence = np.array([caption.confidence for caption in written.values()])
+        report = calibration_report(confidence, np.array(cider) >= limit, threshold)
+        results["calibration"] = {"right_from": limit, **report}
     if objects:
         results["grounding"] = measure_grounding(captioner, written, known, objects, at_test)
     if faithfulness:
         first = known[:faithfulness]
         results["attention"] = _replacements(captioner.in_torch(), first, at_test)
-    return Evaluation(results, captions, unreadable)
+    return Evaluation(results, captions)
 
 
 def caption_images(
     captioner: Captioner,
     images: Sequence[CaptionedImage],
-    *,
-    beam_size: int | None = None,
-    at_test: HardAttentionMode | None = None,
-) -> tuple[dict[ImageId, Caption], dict[ImageId, str]]:
-    """Return captions by image id, and by image id the reasons why others could not be read."""
+    beam_size: int | None,
+    at_test: HardAttentionMode | None,
+) -> dict[ImageId, Caption]:
+    """Return captions by image id, of the images that can be read."""
     captions: dict[ImageId, Caption] = {}
-    unreadable: dict[ImageId, str] = {}
     with progress_bar(total=len(images), unit="photo") as bar:
 
         def failed(image: CaptionedImage, error: ImageError) -> None:
             bar.update()
-            unreadable[image.image_id] = str(error)
             logger.warning(f"{image.path}: {error}")
 
         def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
@@ -135,15 +133,13 @@ def caption_images(
         for found in results:
             captions |= found
             bar.update(len(found))
-    return captions, unreadable
+    return captions
 
 
 def score_texts(
     texts: Mapping[ImageId, str],
     images: Sequence[CaptionedImage],
     *,
-    confidence: Mapping[ImageId, float | None] | None = None,
-    calibrator: Calibrator | None = None,
     training_captions: Sequence[str] | None = None,
     time_limit_s: float = 600.0,
     signature: Mapping[str, object] | None = None,
@@ -153,7 +149,6 @@ def score_texts(
     Its "captions" are what pycocotools' loadRes reads.
 
     Args:
-        confidence, calibrator: The captions' confidence, and what gave it.
         training_captions: Captions that are not among these count as novel; None counts none.
         time_limit_s: Seconds for the scorers that are Java programs.
         signature: Entries to add to the results' signature.
@@ -162,7 +157,7 @@ def score_texts(
     names = {image.image_id: image.path.name for image in images}
     logger.info("scoring the captions")
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
-    results: dict[str, Any] = {
+    return {
         "metrics": scores.metrics,
         "num_images": len(texts),
         "captions": [{"image_id": i, "caption": text} for i, text in texts.items()],
@@ -176,13 +171,6 @@ def score_texts(
         "statistics": corpus_statistics(list(texts.values()), training_captions),
         "bias": bias_counts(texts, references),
     }
-    cider = scores.per_image("CIDEr")
-    if calibrator and confidence and cider:
-        known = {i: sure for i, sure in confidence.items() if sure is not None}
-        right = np.array([cider[i] >= calibrator.right_from for i in known])
-        report = calibration_report(np.array(list(known.values())), right, calibrator.threshold)
-        results["calibration"] = {"right_from": calibrator.right_from, **report}
-    return results
 
 
 def measure_grounding(
