@@ -1,4 +1,4 @@
-"""`captioner average`: the mean of the weights, of models of one kind only."""
+"""`captioner average` and `export`: models of models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from programs import Commands, ProgramResult, Programs, Runs
 
+from captioner.captioner import Captioner
 from captioner.checkpoint import load_model, save_model
 
 
@@ -67,3 +68,23 @@ def test_models_that_began_apart_are_refused(
     assert refused.code == 2
     assert f"{tmp_path / 'other'}: did not begin with the same model" in refused.stderr
     assert not (tmp_path / "mean").exists()
+
+
+# ---------------------------------------------------------------------------------------- export
+
+
+def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
+    programs: Programs, tiny_model: Path, drawn_photos: Path, tmp_path: Path
+) -> None:
+    options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]
+    done = programs.run("captioner", "export", tiny_model, tmp_path / "small", *options)
+    assert done.code == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'small'}\n"
+    before, after = (
+        (folder / "model.safetensors").stat().st_size for folder in (tiny_model, tmp_path / "small")
+    )
+    assert after < 0.6 * before
+    small = Captioner.from_pretrained(tmp_path / "small", device="cpu")
+    assert small.config.decoding.no_repeat_ngram == 2
+    assert small.config.decoding.length_penalty == 0.5
+    assert small.caption(drawn_photos / "00.jpg").words
