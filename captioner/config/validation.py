@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from captioner.config.fields import validate_section
 from captioner.config.settings import (
@@ -85,8 +84,8 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     if data.sources is not None:
         sentences += [
             f"data.{key}: does nothing, because each of data.sources has its own; remove it"
-            for key in _of_a_source(data)
-            if getattr(data, key) != getattr(DataConfig, key)
+            for key in vars(data)
+            if hasattr(SourceConfig, key) and getattr(data, key) != getattr(DataConfig, key)
         ]
     if not optim.name.startswith("rmsprop"):
         sentences += [
@@ -107,17 +106,12 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
 # --- several data sets ----------------------------------------------------------------------------
 
 
-def _of_a_source(data: DataConfig) -> dict[str, Any]:
-    """Return the settings that each of several data sets has for itself."""
-    names = {field.name for field in fields(SourceConfig)}
-    return {name: value for name, value in vars(data).items() if name in names}
-
-
 def data_sources(data: DataConfig) -> list[SourceConfig]:
     """Return the data sets of a recipe, each named as `SourceConfig` says."""
     sources = data.sources
     if sources is None:
-        sources = (SourceConfig(**_of_a_source(data)),)
+        own = {key: x for key, x in vars(data).items() if hasattr(SourceConfig, key)}
+        sources = (SourceConfig(**own),)
     names = [
         source.name or (source.format if source.format != "auto" else "source")
         for source in sources

@@ -243,9 +243,22 @@ class CaptionedData:
                 split.missing.append(image.path)
             else:
                 (split.images if image.captions else split.uncaptioned).append(image)
-        if not split.images and not split.uncaptioned:
-            raise DataError(self._none_on_disk([str(named.name) for named in chosen]))
-        return split
+        if split.images or split.uncaptioned:
+            return split
+        names, there = [str(named.name) for named in chosen], self.data.images
+        if all(map(is_url, names)):
+            raise DataError(
+                f"{self.data.root} names addresses such as {names[0]}, and none of the "
+                f"{len(names)} photos is below {self.data.folder}; download them first, for "
+                "instance with img2dataset"
+            )
+        other = f", such as {self.data.relative(there[0])}" if there else ""
+        raise DataError(
+            f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
+            f"expected at {self._annotations.folders[0] / names[0]}; there are "
+            f"{len(there) or 'no'} photos below {self.data.folder}{other}. Put the photos there, "
+            "or correct the path or the names"
+        )
 
     def _captioned(self, named: NamedImage) -> tuple[CaptionedImage, list[str]]:
         """Return an image with its captions, and the texts that have no words, so are none."""
@@ -278,22 +291,6 @@ class CaptionedData:
                 )
             chosen |= {part} if part in available else years
         return [image for image in self._named if split_name(image.split) in chosen]
-
-    def _none_on_disk(self, names: Sequence[str]) -> str:
-        """Say that no image was found, where it was searched, and what lies there instead."""
-        first, folder, there = names[0], self.data.folder, self.data.images
-        if all(map(is_url, names)):
-            return (
-                f"{self.data.root} names addresses such as {first}, and none of the {len(names)} "
-                f"photos is below {folder}; download them first, for instance with img2dataset"
-            )
-        other = f", such as {self.data.relative(there[0])}" if there else ""
-        found = f"there are {len(there) or 'no'} photos below {folder}{other}"
-        return (
-            f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
-            f"expected at {self._annotations.folders[0] / first}; {found}. Put the photos there, "
-            "or correct the path or the names"
-        )
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:

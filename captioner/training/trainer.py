@@ -17,7 +17,6 @@ from captioner.checkpoint import load_training_state, save_model
 from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, error_summary
 from captioner.log import logger, progress_bar
-from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast, available_cores
 from captioner.runtime.distributed import from_first_process, parallel, rank, world_size
@@ -52,6 +51,7 @@ class Trainer:
     """A run; `save` writes all that `restore` needs to go on with it.
 
     Attributes:
+        evaluated_model: What is validated and saved: the averaged weights if there are any.
         epoch, batch, step: The next ones; `step` counts the optimizer's.
         skipped_steps: Steps in a row whose gradient was not finite.
         lr_drops: How often the plateau schedule has lowered the learning rate.
@@ -68,6 +68,7 @@ class Trainer:
         kind = step_kind(self.config, device, self.processes)
         self.optimizer = build_optimizer(self.task, optim, on_device=kind != "off")
         self.averaged = AveragedModel(self.model, optim.ema_decay) if optim.ema_decay else None
+        self.evaluated_model = self.averaged.model if self.averaged else self.model
         if device.type == "cuda":  # TF32 for what is computed in float32
             torch.set_float32_matmul_precision("high")
         options: dict[str, Any] = {
@@ -91,11 +92,6 @@ class Trainer:
         self.figures: dict[str, Any] = {}
         self.warned: set[str] = set()  # signs of collapse that were reported
         self.unreadable: set[str] = set()  # images that were reported
-
-    @property
-    def evaluated_model(self) -> CaptionModel:
-        """The model that is validated and saved: the averaged one if there is one."""
-        return self.averaged.model if self.averaged else self.model
 
     def fit(self, *, validate_start: bool = False) -> None:
         """Train until the last epoch, or until patience ends.
@@ -287,9 +283,9 @@ class Trainer:
 
     def save(self, name: str = "last") -> None:
         """Write a model folder; `last` also holds all that a resumed run needs."""
-        from_first_process(lambda: self._write(self.run / name, with_state=name == "last"))
+        from_first_process(partial(self._write, name))
 
-    def _write(self, folder: Path, *, with_state: bool) -> None:
+    def _write(self, name: str) -> None:
         setup = self.setup
         state: dict[str, Any] = {
             **{name: getattr(self, name) for name in COUNTERS},
@@ -305,12 +301,12 @@ class Trainer:
                 if not name.startswith("encoder.backbone.") or self.config.encoder.trainable_from
             }
         save_model(
-            folder,
+            self.run / name,
             self.evaluated_model,
             self.config,
             setup.vocabulary,
             card=model_card(self.config, self.figures, setup.data_digests),
-            training_state=state if with_state else None,
+            training_state=state if name == "last" else None,
         )
 
     def restore(self, folder: Path) -> None:

@@ -203,7 +203,12 @@ def test_a_run_ends_with_the_calibrator_of_its_best_model(
 ) -> None:
     root = tiny.draw_table(tmp_path / "photos", train=6, val=24, test=0)
     scores = [np.zeros(24), np.arange(24) % 3 / 2]
-    monkeypatch.setattr(calibration, "caption_scores", lambda *_: scores.pop(0))
+    of_training = np.arange(6) % 2.0
+    monkeypatch.setattr(
+        calibration,
+        "caption_scores",
+        lambda texts, *_: scores.pop(0) if len(texts) == 24 else of_training,
+    )
 
     def calibrator_of(run: str, least: int) -> Calibrator | None:
         best = train(
