@@ -220,30 +220,6 @@ def test_a_beam_that_holds_everything_finds_all_captions_in_order(
 # --- batches ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_batch_gives_each_image_its_caption_alone(beam_size: int) -> None:
-    decoder, grid = random_decoder(4, end=1.0), random_grid(8)
-    together = search(decoder, grid, SearchOptions(beam_size=beam_size, max_words=12))
-    for photo in range(8):
-        (alone,) = search(
-            decoder, photo_of(grid, photo), SearchOptions(beam_size=beam_size, max_words=12)
-        )
-        assert len(alone) == len(together[photo])
-        for one, other in zip(together[photo], alone, strict=True):
-            assert one.tokens == other.tokens
-            assert (one.end_log_prob is None) == (other.end_log_prob is None)
-            for name in ("maps", "beta", "log_probs", "score"):
-                np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5)
-    backwards = search(
-        decoder,
-        Grid(grid.features.flip(0), ROWS, COLUMNS),
-        SearchOptions(beam_size=beam_size, max_words=12),
-    )
-    assert [[h.tokens for h in hypotheses] for hypotheses in reversed(backwards)] == [
-        [h.tokens for h in hypotheses] for hypotheses in together
-    ]
-
-
 def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
