@@ -112,10 +112,15 @@ def collect(
 def collect_training(
     captioner: Captioner, images: Sequence[CaptionedImage], validation_images: int
 ) -> CalibrationData:
-    """Caption some of the training images, as `collect` does: TRAINING_SHARE a validation image."""
-    count = min(len(images), TRAINING_SHARE * validation_images, TRAINING_IMAGES)
-    chosen = np.random.default_rng(0).permutation(len(images))[:count]
-    return collect(captioner, "training", [images[index] for index in chosen], images)
+    """Caption some of the training images, as `collect` does: TRAINING_SHARE a validation image.
+
+    Images with fewer than half of the most references are left out: they say little of a caption.
+    """
+    most = max(len(image.captions) for image in images)
+    usable = [image for image in images if len(image.captions) >= most / 2]
+    order = np.random.default_rng(0).permutation(len(usable))
+    count = min(TRAINING_SHARE * validation_images, TRAINING_IMAGES)
+    return collect(captioner, "training", [usable[index] for index in order[:count]], images)
 
 
 def fit(
