@@ -121,29 +121,21 @@ def script(shell: str) -> str:
     commands = root.add_subparsers()
     for name, purpose in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose, add_help=False)
-        for option, choices in options_of(name).items():
-            if choices is None:
-                parser.add_argument(option, action="store_true")
-                continue
-            action: Any = parser.add_argument(option, choices=choices or None)
-            if not choices:
-                action.complete = shtab.FILE
+        page = io.StringIO()
+        with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+            command_main(name)(["--help"])
+        listing = page.getvalue().partition("\noptions:\n")[2]  # without the usage
+        for names in re.findall(r"^ {1,4}(-\S.*?)(?: {2,}.*)?$", listing, re.MULTILINE):
+            choices = re.search(r"\{([^}]*)\}", names)
+            for option in re.findall(r"(?<!\S)--[a-z][\w.+-]*", names):
+                if not re.search(r"--\S+ \S", names):
+                    parser.add_argument(option, action="store_true")
+                elif choices:
+                    parser.add_argument(option, choices=choices[1].split(","))
+                else:
+                    value: Any = parser.add_argument(option)
+                    value.complete = shtab.FILE
         files: Any = parser.add_argument("files", nargs="*")
         files.complete = shtab.FILE
     text: str = shtab.complete(root, shell, preamble=_ZSH if shell == "zsh" else "")
     return text
-
-
-def options_of(command: str) -> dict[str, list[str] | None]:
-    """Return a command's options with the values to choose from, and None for those without one."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        command_main(command)(["--help"])
-    listing = text.getvalue().partition("\noptions:\n")[2]  # without the usage
-    found: dict[str, list[str] | None] = {}
-    for names in re.findall(r"^ {1,4}(-\S.*?)(?: {2,}.*)?$", listing, re.MULTILINE):
-        choices = re.search(r"\{([^}]*)\}", names)
-        takes_value = re.search(r"--\S+ \S", names)
-        for option in re.findall(r"(?<!\S)--[a-z][\w.+-]*", names):
-            found[option] = (choices[1].split(",") if choices else []) if takes_value else None
-    return found

@@ -18,7 +18,6 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_options
-from captioner.config import ModelConfig
 from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
@@ -140,15 +139,9 @@ def finetune_settings(words: Sequence[str]) -> tuple[Config, bool]:
     add("--from", metavar="MODEL", default=START, help="bundled model, model folder or run")
     add("--output", type=parsing.folder_name, metavar="DIR", help="run folder to make")
     start = (starts or [START])[-1]
-    try:
-        folder = model_folder(start)
-        verify(folder)
-        settings = load_config(folder)
-    except CaptionerError:
-        if not {"--help", "-h"} & set(options):
-            raise
-        settings = ModelConfig()
-    recipe = read_recipe(*(recipes or [FINETUNE]), base=settings)
+    folder = model_folder(start)
+    verify(folder)
+    recipe = read_recipe(*(recipes or [FINETUNE]), base=load_config(folder))
     config, arguments = parse_options(parser, recipe, options)
     if not (arguments.table and arguments.output):
         raise ConfigError("give the captioned photos and a folder to make: " + FINETUNE_EXAMPLE)
