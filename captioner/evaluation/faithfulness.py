@@ -29,16 +29,14 @@ DELETED_SHARE = 0.2
 class ReplacedSelect(nn.Module):
     """The select stage of an attention, with other weights than the model's for each word.
 
-    Args:
-        kind: `frozen` keeps the first word's weights (of hard attention, its cell) until `first` is
-            set to None, `random_cell` takes one random cell a word, `uniform` the mean of all.
+    `frozen` keeps the first word's weights (of hard attention, its cell), `random_cell` takes one
+    random cell a word, `uniform` the mean of all.
     """
 
-    def __init__(self, select: Select, kind: str, generator: torch.Generator) -> None:
+    def __init__(self, select: Select, generator: torch.Generator) -> None:
         super().__init__()
-        self.select = select
-        self.kind = kind
-        self.generator = generator
+        self.select, self.generator = select, generator
+        self.kind = ""
         self.first: Tensor | None = None
 
     def forward(self, scores: Tensor, *arguments: Any) -> AttentionOutput:
@@ -68,11 +66,11 @@ class AttentionMeasure:
         self.decoder = decoder
         self.numpy_generator = np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(seed)
-        self.replaced = {kind: copy.deepcopy(decoder) for kind in REPLACEMENTS}
-        for kind, replaced in self.replaced.items():
-            for module in replaced.modules():
-                if isinstance(module, Attention):
-                    module.add_module("select", ReplacedSelect(module.select, kind, generator))
+        self.replaced, self.selects = copy.deepcopy(decoder), []
+        for module in self.replaced.modules():
+            if isinstance(module, Attention):
+                self.selects.append(ReplacedSelect(module.select, generator))
+                module.add_module("select", self.selects[-1])
 
     def __call__(self, grid: Grid, captions: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
         """Measure captions of one image.
@@ -92,11 +90,10 @@ class AttentionMeasure:
             return before - np.concatenate([hypothesis.log_probs for hypothesis in found])
 
         losses: dict[str, np.ndarray] = {}
-        for kind, decoder in self.replaced.items():
-            for module in decoder.modules():
-                if isinstance(module, ReplacedSelect):
-                    module.first = None
-            losses[kind] = loss(force_decode(decoder, grid, [captions])[0])
+        for kind in REPLACEMENTS:
+            for select in self.selects:
+                select.kind, select.first = kind, None
+            losses[kind] = loss(force_decode(self.replaced, grid, [captions])[0])
         attended = [_most_attended(hypothesis.maps.sum(0)) for hypothesis in own]
         at_random = [_most_attended(self.numpy_generator.random(len(a))) for a in attended]
         for name, removed in ((DELETION, attended), (f"{DELETION}_control", at_random)):
