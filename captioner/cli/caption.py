@@ -242,10 +242,10 @@ class _CaptionRun:
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
-        loaded = [(str(name), load_captioner(name, arguments)) for name in self.model_names]
-        output.check_attention_options(arguments, [captioner for _, captioner in loaded])
+        loaded = [load_captioner(name, arguments) for name in self.model_names]
+        attention = output.attention_options(arguments, loaded)
         models: _Models = []
-        for name, captioner in loaded:
+        for name, captioner, of_attention in zip(self.model_names, loaded, attention, strict=True):
             if arguments.min_confidence is not None and captioner.calibrator is None:
                 raise CaptionerError(
                     f"--min-confidence: the model {name} has no calibrator, so its captions have "
@@ -254,8 +254,7 @@ class _CaptionRun:
             options = {key: getattr(arguments, key) for key in (*_SEARCH, "sample")}
             if (arguments.num_captions or 1) > captioner.config.decoding.beam_size:
                 options["beam_size"] = options["beam_size"] or arguments.num_captions
-            options |= output.attention_options(arguments, captioner)
-            models.append((name, captioner, captioner.options(**options)))
+            models.append((str(name), captioner, captioner.options(**options, **of_attention)))
         return models
 
     def _open_output(self, photos: list[_Photo]) -> dict[_Photo, dict[str, Any]]:
@@ -410,8 +409,7 @@ def score(parser: parsing.CommandParser) -> int:
         raise CaptionerError(f"{photo}: {error}") from None
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    output.check_attention_options(arguments, [captioner])
-    options = output.attention_options(arguments, captioner)
+    (options,) = output.attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     words = captioner.vocabulary.tokenizer.split(arguments.text)

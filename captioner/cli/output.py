@@ -144,10 +144,12 @@ def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Na
     arguments.save = tuple(dict.fromkeys(kinds))
 
 
-def check_attention_options(arguments: argparse.Namespace, models: Sequence[Captioner]) -> None:
-    """Refuse layers and heads that a model lacks, and options of hard attention if none has it.
+def attention_options(
+    arguments: argparse.Namespace, models: Sequence[Captioner]
+) -> list[dict[str, Any]]:
+    """Return the arguments of hard attention for each model, none for those without it.
 
-    Where several models are compared, those without hard attention ignore its options.
+    Layers and heads that a model lacks are refused, and the arguments if no model takes them.
     """
     from captioner.visualization.caption import check_head
 
@@ -156,10 +158,5 @@ def check_attention_options(arguments: argparse.Namespace, models: Sequence[Capt
     option = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
     if option and not any(captioner.has_hard_attention for captioner in models):
         raise CaptionerError(f"{option}: needs a model with hard attention, such as --model hard")
-
-
-def attention_options(arguments: argparse.Namespace, captioner: Captioner) -> dict[str, Any]:
-    """Return the arguments of hard attention for Captioner.caption and score."""
-    if not captioner.has_hard_attention:
-        return {}
-    return {"at_test": arguments.at_test, "paths": arguments.paths}
+    options = {"at_test": arguments.at_test, "paths": arguments.paths}
+    return [options if captioner.has_hard_attention else {} for captioner in models]
