@@ -7,6 +7,7 @@ import csv
 import io
 import os
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -63,11 +64,7 @@ def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
     text = " ".join(caption.split())
     while (shorter := _PREFIX.sub("", text)) != text:
         text = shorter
-    if len(text) > max_length:
-        kept = text[: max_length - 1]
-        if text[max_length - 1] != " ":
-            kept = kept.rpartition(" ")[0] or kept
-        text = kept.rstrip(" ,;") + "…"
+    text = textwrap.shorten(text, max_length, placeholder="…")
     return text[:1].upper() + text[1:]
 
 
