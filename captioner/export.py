@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
+from captioner.generation.beam_search import ATTENDED
 from captioner.log import progress_bar
 from captioner.models.attention.attention import Attention, HardSelect
 from captioner.models.decoders.base import Decoder
@@ -40,7 +41,6 @@ OPSET = 20
 _ONNX_TYPES = {"F16": 10, "BF16": 16, "F32": 1, "F64": 11}  # of safetensors; TensorProto's numbers
 _WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes
 Places: TypeAlias = dict[str, tuple[str, list[int], int]]
-ATTENTION = ("weights", "beta", "cells", "heads")  # what a step gives of its AttentionOutput
 
 
 def export_graphs(folder: Path) -> None:
@@ -107,7 +107,7 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         step_inputs["expectation"] = choice.expectation
     states, memories = _walk(state, "state"), _walk(memory, "memory")
     step_inputs |= states | memories
-    attended_names = [name for name in ATTENTION if getattr(attended, name) is not None]
+    attended_names = [name for name in ATTENDED.values() if getattr(attended, name) is not None]
 
     def prepare(given: Iterator[Tensor]) -> list[Tensor]:
         prepared = decoder.prepare(_filled(grid, given))

@@ -35,7 +35,6 @@ class GroundedWord:
     """
 
     image: Hashable
-    word: str
     category: str
     figures: dict[str, float]
 
@@ -51,7 +50,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
     total = caption.maps.sum(0, dtype=np.float64)
     others_count = len(caption.words) - 1
     categories = named_categories(caption.words)
-    for word, category, attention in zip(caption.words, categories, caption.maps, strict=True):
+    for category, attention in zip(categories, caption.maps, strict=True):
         mask = None if category is None else objects.mask(image, category)
         if category is None or mask is None:
             continue
@@ -73,7 +72,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
         figures["hit_centre"] = float(hits[nearest].mean())
         for name in ("correctness", "hit"):
             figures[f"{name}_gain"] = figures[name] - figures[f"{name}_others"]
-        yield GroundedWord(image, word, category, figures)
+        yield GroundedWord(image, category, figures)
 
 
 def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:

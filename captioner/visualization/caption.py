@@ -222,9 +222,8 @@ class Caption:
         try:
             return open_image(self.image)
         except ImageError as error:
-            if isinstance(self.image, bytes):
-                raise
-            raise ImageError(f"{self.image}: {error}") from None
+            where = "" if isinstance(self.image, bytes) else f"{self.image}: "
+            raise ImageError(f"{where}{error}") from None
 
     def __repr__(self) -> str:
         return f"Caption({self.text!r}, {len(self.words)} words)"

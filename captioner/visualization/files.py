@@ -58,12 +58,11 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
     >>> word_names("photo", ["a", "l'été", "../.."])
     ['photo.01-a.png', 'photo.02-l-été.png', 'photo.03-word.png']
     """
-    digits = max(2, len(str(len(words))))
     names = []
     for number, word in enumerate(words, start=1):
         kept = "".join(c if c.isalnum() else " " for c in unicodedata.normalize("NFC", word))
         kept = "-".join(kept.split())[:32].rstrip("-") or "word"
-        names.append(f"{name}.{number:0{digits}d}-{kept}.png")
+        names.append(f"{name}.{number:02d}-{kept}.png")
     return names
 
 
