@@ -150,8 +150,9 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
             )
         return known.extended(vocabulary)
     if not vocabulary.words:
+        roots = (s.root for s in data_sources(config.data) if s.train_split is not None)
         raise DataError(
-            f"{_roots(config)}: no word occurs {min_count} times in the training captions; "
+            f"{', '.join(roots)}: no word occurs {min_count} times in the training captions; "
             "lower data.min_count"
         )
     return vocabulary
@@ -159,8 +160,6 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
 
 def _check_words(config: Config, captions: EncodedCaptions, vocabulary: Vocabulary) -> None:
     """Refuse captions without a word that is known, and warn where many are unknown."""
-    if not len(captions):
-        raise DataError(f"{_roots(config)}: the training captions hold no words")
     start = None if config.train.start_with == "encoder" else config.train.start_from
     words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())
@@ -218,8 +217,3 @@ def build_cache(
         # On a CPU the encoder needs the cores; for a GPU they read as many images as they can.
         workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
     )
-
-
-def _roots(config: Config) -> str:
-    """Name where the training data lie."""
-    return ", ".join(s.root for s in data_sources(config.data) if s.train_split is not None)
