@@ -47,19 +47,17 @@ SETTINGS, SUMMARY = "settings.json", "summary.json"
 MAX_EXAMPLES = 20  # failed photos that are named
 _LOG_INTERVAL_S = 60.0
 _CHECKS = 8  # threads that read the facts of finished parts
-_SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("path", pa.string()),
-        ("caption", pa.string()),
-        ("confidence", pa.float64()),
-        ("log_prob", pa.float64()),
-        ("words", pa.list_(pa.string())),
-        ("error", pa.string()),
-    ]
-)
+_COLUMNS = {
+    "id": pa.string(),
+    "path": pa.string(),
+    "caption": pa.string(),
+    "confidence": pa.float64(),
+    "log_prob": pa.float64(),
+    "words": pa.list_(pa.string()),
+    "error": pa.string(),
+}
 # Maps are flat, with the shape [words, rows, columns] alongside: nested lists are slow to read.
-_MAPS = [pa.field("maps", pa.list_(pa.float16())), pa.field("shape", pa.list_(pa.int32()))]
+_MAPS = {"maps": pa.list_(pa.float16()), "shape": pa.list_(pa.int32())}
 
 
 @dataclass(frozen=True)
@@ -171,12 +169,8 @@ def run_batch(
                 "says why"
             )
         seconds = round(time.monotonic() - started, 3)
-        summary = {
-            **asdict(totals),
-            "run": {"photos": totals.photos - before, "seconds": seconds},
-            "input": source,
-            "settings": settings,
-        }
+        run = {"photos": totals.photos - before, "seconds": seconds}
+        summary = {**asdict(totals), "run": run, "input": source, "settings": settings}
         content = json.dumps(summary, indent=1, ensure_ascii=False)
         # A name that is no text keeps its bytes as JSON's escapes.
         output.write(SUMMARY, content.encode(errors="backslashreplace"))
@@ -383,8 +377,8 @@ class ShardWorker:
             written += self._caption(batch)
         failed = [(row["path"], row["error"]) for row in written if "error" in row]
         facts = {"rows": shard.digest, "settings": self.job.settings, "errors": len(failed)}
-        schema = pa.schema([*_SCHEMA, *(_MAPS if self.job.maps else [])])
-        schema = schema.with_metadata({"captioner": json.dumps(facts)})
+        columns = {**_COLUMNS, **(_MAPS if self.job.maps else {})}
+        schema = pa.schema(columns, metadata={"captioner": json.dumps(facts)})
         file = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(written, schema=schema), file, compression="zstd")
         Folder(self.job.output).write(part_name(shard.number), file.getvalue())

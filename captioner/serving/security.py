@@ -48,11 +48,8 @@ class BearerToken(HTTPBearer):
         given = await super().__call__(request)
         # Compared in constant time, so that nobody guesses a token letter by letter.
         if given is None or not hmac.compare_digest(given.credentials.encode(), self._token):
-            raise Problem(
-                401,
-                "this server asks for a token: send the header Authorization: Bearer TOKEN",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            detail = "this server asks for a token: send the header Authorization: Bearer TOKEN"
+            raise Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 class BrowserRules:
