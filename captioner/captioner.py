@@ -175,7 +175,7 @@ class Captioner:
     def sample(self, image: ImageInput, count: int = 1, **settings: Any) -> list[Caption]:
         """Draw captions of one image word by word from the model's distribution.
 
-        Settings are those of `options`, such as `temperature`, `top_k`, `top_p` and `seed`; the
+        Settings are those of `options`, such as `temperature`, `top_p` and `seed`; the
         log-probabilities are the model's own, without them. Where hard attention samples and there
         is no seed, maps and log-probabilities are those of other cells than the words'.
         """

@@ -12,7 +12,6 @@ from captioner.config.fields import (
     LengthPenalty,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Seed,
     UnitInterval,
 )
@@ -55,7 +54,6 @@ class SearchOptions:
         sample: Draw captions from the model's distribution, word by word, instead of searching.
             They come as drawn: some may be the same, and rules on repeated words do not apply.
         temperature: When sampling, logits are divided by it; below 1 likely words become likelier.
-        top_k: When sampling, draw only from this many likeliest words.
         top_p: When sampling, draw only from the fewest likeliest words whose probabilities sum to
             this.
         seed: Seed of all that is sampled, to draw the same again; None does not fix it.
@@ -74,7 +72,6 @@ class SearchOptions:
     num_captions: BeamSize = 1
     sample: bool = False
     temperature: PositiveFloat = 1.0
-    top_k: PositiveInt | None = None
     top_p: UnitInterval | None = None
     seed: Seed | None = None
 

@@ -11,7 +11,6 @@ from captioner.generation.arrays import (
     Generator,
     exponential,
     softmax,
-    top_k_indices,
     without_gradients,
 )
 from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
@@ -29,20 +28,13 @@ def writable(logits: Array, *, may_end: bool) -> Array:
     return xp.where(ruled_out, -xp.inf, logits)
 
 
-def truncate(logits: Array, *, top_k: int | None, top_p: float | None) -> Array:
+def truncate(logits: Array, top_p: float | None) -> Array:
     """Return logits [..., V] with minus infinity for all but the likeliest words.
 
-    Args:
-        top_k: Keep this many words (Fan et al., 2018); None keeps all.
-        top_p: Keep the fewest likeliest words whose probabilities sum to at least this (nucleus
-            sampling, Holtzman et al., 2020); None keeps all. Applied after top_k.
+    Kept are the fewest whose probabilities sum to at least top_p (nucleus sampling, Holtzman et
+    al., 2020); None keeps all.
     """
     xp = array_namespace(logits)
-    if top_k is not None and top_k < logits.shape[-1]:
-        flat = xp.reshape(logits, (-1, logits.shape[-1]))
-        last = top_k_indices(flat, top_k)[:, -1:]
-        least = xp.reshape(xp.take_along_axis(flat, last, axis=-1), (*logits.shape[:-1], 1))
-        logits = xp.where(logits < least, -xp.inf, logits)
     if top_p is not None and top_p < 1:
         index = xp.argsort(logits, axis=-1, descending=True, stable=True)
         shares = softmax(xp.take_along_axis(logits, index, axis=-1))
@@ -91,7 +83,7 @@ def sample(
             # A lower temperature would draw the same likeliest words, but logits may overflow.
             logits = logits / max(options.temperature, 1e-6)
             # The method of torch.multinomial, which itself ends the process on NaNs on a GPU.
-            shares = softmax(truncate(logits, top_k=options.top_k, top_p=options.top_p))
+            shares = softmax(truncate(logits, options.top_p))
             if draw is not None:
                 tokens = draw(shares, position)
             else:
