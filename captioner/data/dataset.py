@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from captioner.data.batch import Batch
-from captioner.data.feature_cache import FeatureCache, FeatureCrop
+from captioner.data.feature_cache import FeatureCache
 from captioner.data.images import open_image
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
@@ -78,7 +78,7 @@ class CaptionDataset(Dataset[Batch]):
     seed: int
     weights: np.ndarray | None = None
     cache: FeatureCache | None = None
-    cache_crop: FeatureCrop | None = None
+    cache_crop: Callable[[Tensor, np.random.Generator], Tensor] | None = None
 
     def __getitem__(self, item: tuple[int, Sequence[int]]) -> Batch:
         """Return the batch of an (epoch, entries) pair."""

@@ -62,32 +62,27 @@ class FeatureCache:
         return torch.from_numpy(self.features[image, view].copy())
 
 
-@dataclass(frozen=True)
-class FeatureCrop:
-    """A random crop of a feature map, resized to the map's size, and mirrored at random.
+def crop_features(
+    features: Tensor, generator: np.random.Generator, *, min_area: float, flip: float
+) -> Tensor:
+    """Return a random crop of features [C, h, w], at random mirrored, as float32 [C, h, w].
 
     It only approximates the features of a cropped or mirrored image, but it costs nothing. At least
-    `min_area` of the map is kept.
+    `min_area` of the map is kept; values between the cells are bilinear.
     """
-
-    min_area: float
-    flip: float
-
-    def __call__(self, features: Tensor, generator: np.random.Generator) -> Tensor:
-        """Crop features [C, h, w] to float32 [C, h, w], bilinear between the cells."""
-        features = features.float()
-        if generator.random() < self.flip:
-            features = features.flip(-1)
-        side = math.sqrt(generator.uniform(self.min_area, 1.0))
-        limit = min(MAX_STRETCH, abs(math.log(side)))  # or a side would exceed the map
-        stretch = math.exp(generator.uniform(-limit, limit))
-        height, width = side * stretch, side / stretch
-        # centre of the crop, in halves of the map from its centre
-        y, x = generator.uniform(height - 1, 1 - height), generator.uniform(width - 1, 1 - width)
-        crop = torch.tensor([[[width, 0.0, x], [0.0, height, y]]])
-        places = F.affine_grid(crop, [1, 1, *features.shape[1:]], align_corners=False)
-        maps = features.unsqueeze(0)
-        return F.grid_sample(maps, places, padding_mode="border", align_corners=False)[0]
+    features = features.float()
+    if generator.random() < flip:
+        features = features.flip(-1)
+    side = math.sqrt(generator.uniform(min_area, 1.0))
+    limit = min(MAX_STRETCH, abs(math.log(side)))  # or a side would exceed the map
+    stretch = math.exp(generator.uniform(-limit, limit))
+    height, width = side * stretch, side / stretch
+    # centre of the crop, in halves of the map from its centre
+    y, x = generator.uniform(height - 1, 1 - height), generator.uniform(width - 1, 1 - width)
+    crop = torch.tensor([[[width, 0.0, x], [0.0, height, y]]])
+    places = F.affine_grid(crop, [1, 1, *features.shape[1:]], align_corners=False)
+    maps = features.unsqueeze(0)
+    return F.grid_sample(maps, places, padding_mode="border", align_corners=False)[0]
 
 
 @dataclass(eq=False)

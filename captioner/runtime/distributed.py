@@ -27,14 +27,6 @@ LOST_AFTER = timedelta(minutes=30)
 Result = TypeVar("Result")
 
 
-class FailedElsewhere(SystemExit):
-    """Ends this process with exit code 2 and no message: another one failed and reports why."""
-
-    def __init__(self, error: CaptionerError) -> None:
-        super().__init__(2)
-        self.error = error
-
-
 def world_size() -> int:
     """Return the number of processes of the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -195,7 +187,7 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
 
     Raises:
         CaptionerError: In the first process that raised one.
-        FailedElsewhere: In all others, so that a mistake is reported once.
+        SystemExit: In all others, so that a mistake is reported once.
     """
     if world_size() == 1:
         return function()
@@ -206,5 +198,5 @@ def in_all_processes(function: Callable[[], Result]) -> Result:
         error = raised
     for process, first in enumerate(_from_all(error)):
         if first is not None:
-            raise (error if error and process == rank() else FailedElsewhere(first)) from None
+            raise (error if error and process == rank() else SystemExit(2)) from None
     return result

@@ -15,7 +15,7 @@ from captioner.config.settings import Config
 from captioner.config.validation import data_sources, unused_settings, validate
 from captioner.data.checks import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
-from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
+from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.splits import CaptionedImage
@@ -97,7 +97,9 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     validation = ValidationData(
         images.validation, ImageTransform(**vars(whole)), decisive_source=config.train.val_source
     )
-    cache = None
+    cache = cache_crop = None
+    if data.cache_min_area < 1:
+        cache_crop = partial(crop_features, min_area=data.cache_min_area, flip=data.flip)
     if data.cache:  # all that can be wrong is found before the caches, which take long
         fill = partial(build_cache, config, model, device)
         validation = replace(validation, cache=fill(validation.images, validation.transform))
@@ -109,7 +111,7 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
         seed=config.train.seed,
         weights=images.loss_weights(captions),
         cache=cache,
-        cache_crop=FeatureCrop(data.cache_min_area, data.flip) if data.cache_min_area < 1 else None,
+        cache_crop=cache_crop,
     )
     batches = CaptionBatches(
         captions,

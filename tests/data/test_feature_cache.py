@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
-from captioner.data.feature_cache import FeatureCache, FeatureCrop, build_feature_cache
+from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.transforms import Augmentation, ImageTransform
@@ -195,7 +196,9 @@ def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
             transform(),
             seed=1,
             cache=cache,
-            cache_crop=None if min_area == 1 else FeatureCrop(min_area, flip=0.5),
+            cache_crop=None
+            if min_area == 1
+            else partial(crop_features, min_area=min_area, flip=0.5),
         )
         return data[(epoch, range(6))].inputs.float()
 
@@ -210,7 +213,7 @@ def test_crops_lie_inside_and_keep_their_share(min_area: float) -> None:
     x = torch.linspace(-1, 1, 64).expand(64, 64)  # a ramp across
     places = torch.stack([x, x.t()])
     generator = np.random.default_rng(0)
-    crop = FeatureCrop(min_area, flip=0.3)
+    crop = partial(crop_features, min_area=min_area, flip=0.3)
     areas, stretches, mirrored = [], [], 0
     for _ in range(300):
         view = crop(places, generator)
