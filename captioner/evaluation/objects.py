@@ -127,16 +127,10 @@ class Objects:
             if isinstance(outlines, list):
                 # Of fewer than three corners, pycocotools takes a polygon for a box, or fails.
                 outlines = [polygon for polygon in outlines if len(polygon) >= 6]
-            if outlines:
-                drawn = file.annToMask(annotation | {"segmentation": outlines})
-                mask |= drawn.astype(bool)
-            else:
+            if not outlines:
                 x, y, width, height = annotation["bbox"]
-                rows, columns = (
-                    slice(max(0, round(start)), max(0, round(start) + 1, round(start + length)))
-                    for start, length in ((y, height), (x, width))
-                )
-                mask[rows, columns] = True
+                outlines = [[x, y, x + width, y, x + width, y + height, x, y + height]]
+            mask |= file.annToMask(annotation | {"segmentation": outlines}).astype(bool)
         return mask if mask.any() else None
 
 
