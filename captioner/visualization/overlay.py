@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
-# OpenBLAS computes larger products by several threads, which then wait busily for the next: a sheet
-# would cost twice the time of a core.
-_ONE_THREAD = 200_000
+_PAD = 2  # cells beyond the border that the cubic reads
 
 
 def attention_heat(
@@ -57,16 +54,30 @@ def attention_heat(
         float32 [height, width], in multiples of uniform attention; 0 where the network did not see
         the image.
     """
-    (width_px, height_px), (rows, columns) = size, cells.shape
-    g = geometry
-    across = _weights(width_px, g.photo_width_px, g.left_px, g.width_px, columns, smooth)
-    down = _weights(height_px, g.photo_height_px, g.top_px, g.height_px, rows, smooth)
-    if geometry.flipped:
-        across = across[:, ::-1]
-    # The interpolation is separable: two small products.
-    lines = down @ (cells.astype(np.float32) * (rows * columns))
-    step = max(1, _ONE_THREAD // (width_px * columns))
-    return np.concatenate([lines[y : y + step] @ across.T for y in range(0, height_px, step)])
+    g, (rows, columns) = geometry, cells.shape
+    x0, x1, left, right = _seen(size[0], g.photo_width_px, g.left_px, g.width_px, columns)
+    y0, y1, top, bottom = _seen(size[1], g.photo_height_px, g.top_px, g.height_px, rows)
+    shown = cells[:, ::-1] if g.flipped else cells
+    around = np.pad(shown.astype(np.float32) * (rows * columns), _PAD, mode="symmetric")
+    method = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    heat = np.zeros(size[::-1], np.float32)
+    part = Image.fromarray(around).resize((x1 - x0, y1 - y0), method, (left, top, right, bottom))
+    heat[y0:y1, x0:x1] = part
+    return heat
+
+
+def _seen(
+    drawn_px: int, image_px: int, start_px: float, length_px: float, cells: int
+) -> tuple[int, int, float, float]:
+    """Return, along one side, the pixels that the network saw, and where they lie in padded cells.
+
+    The network's input covers length_px of the image's image_px, from start_px.
+    """
+    step = image_px / drawn_px
+    first = min(max(0, math.ceil(start_px / step - 0.5)), drawn_px - 1)
+    last = max(min(drawn_px, math.ceil((start_px + length_px) / step - 0.5)), first + 1)
+    begin, end = ((x * step - start_px) * cells / length_px + _PAD for x in (first, last))
+    return first, last, max(0.0, begin), min(cells + 2.0 * _PAD, end)
 
 
 def peak(cells: np.ndarray) -> float:
@@ -84,31 +95,6 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
     enough = max(least / cells.size, float(cells.max()) / 2)
     found = np.flatnonzero((cells >= around.max(axis=(2, 3))) & (cells >= enough))
     return sorted(found.tolist(), key=lambda cell: -cells.ravel()[cell])[:3]
-
-
-@lru_cache(maxsize=16)  # the words of a caption share these
-def _weights(
-    drawn_px: int, image_px: int, start_px: float, length_px: float, cells: int, smooth: bool
-) -> np.ndarray:
-    """Return float32 [drawn_px, cells]: shares of one side's cells in each pixel; 0 outside them.
-
-    The network's input covers length_px of the image's image_px, from start_px.
-    """
-    centres_px = (np.arange(drawn_px) + 0.5) * (image_px / drawn_px)
-    positions = (centres_px - start_px) * (cells / length_px)  # in cells
-    if smooth:
-        cells_around = np.arange(-2, cells + 2)
-        distance = np.abs(positions[:, None] - (cells_around + 0.5))
-        # Keys 1981, a = -1/2.
-        near = (1.5 * distance - 2.5) * distance**2 + 1
-        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
-        shares = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
-        mirrored = cells_around % (2 * cells)
-        weights = shares @ np.eye(cells)[np.minimum(mirrored, 2 * cells - 1 - mirrored)]
-    else:
-        weights = np.eye(cells)[np.clip(np.floor(positions), 0, cells - 1).astype(np.int64)]
-    weights[(positions < 0) | (positions >= cells)] = 0.0
-    return weights.astype(np.float32)
 
 
 class PixelPage(ImageDraw.ImageDraw):
