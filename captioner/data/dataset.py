@@ -138,6 +138,7 @@ class CaptionDataset(Dataset[Batch]):
         return torch.from_numpy(self.transform.levels(photo, generator)[0].copy())
 
 
+@dataclass(eq=False)
 class CaptionBatches:
     """Batches of the entries of `CaptionDataset`; batch b of epoch e is f(seed, e, b).
 
@@ -151,24 +152,19 @@ class CaptionBatches:
         source_of: int [images], source of each image; None is one source.
     """
 
-    def __init__(
-        self,
-        captions: EncodedCaptions,
-        *,
-        batch_size: int,
-        by: Literal["length", "photo"],
-        seed: int,
-        source_of: np.ndarray | None = None,
-        weights: Sequence[float] = (1.0,),
-    ) -> None:
-        self.captions = captions
-        self.batch_size = batch_size
-        self.by = by
-        self.seed = seed
-        images = np.unique(captions.image_of)
-        sources = np.zeros_like(images) if source_of is None else np.asarray(source_of)[images]
+    captions: EncodedCaptions
+    _: KW_ONLY
+    batch_size: int
+    by: Literal["length", "photo"]
+    seed: int
+    source_of: np.ndarray | None = None
+    weights: Sequence[float] = (1.0,)
+
+    def __post_init__(self) -> None:
+        images = np.unique(self.captions.image_of)
+        sources = np.zeros_like(images) if self.source_of is None else self.source_of[images]
         self._sources = [  # the images of each source, with its weight
-            (images[sources == source], weight) for source, weight in enumerate(weights)
+            (images[sources == source], weight) for source, weight in enumerate(self.weights)
         ]
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
