@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ def step_kind(
     return kind
 
 
+@dataclass(eq=False)
 class FixedShapeStep:
     """Updates the task's parameters once, by the mean gradient of some batches.
 
@@ -77,31 +78,27 @@ class FixedShapeStep:
         compress: Whether processes exchange gradients in bfloat16.
     """
 
-    def __init__(
-        self,
-        task: TrainingTask,
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float,
-        autocast: AbstractContextManager[object],
-        device: torch.device,
-        kind: Literal["graphs", "inductor", "off"],
-        captions: int,
-        longest: int,
-        compress: bool = False,
-    ) -> None:
-        self.task, self.optimizer = task, optimizer
-        self.clip_norm, self.autocast, self.device = clip_norm, autocast, device
-        self.captions, self.compress = captions, compress
-        self.steps = (*(steps for steps in STEPS if steps < longest), longest)
-        self.share = torch.ones((), device=device)  # of a batch in the gradient
-        self.compute_loss = task
-        if kind == "inductor":
+    task: TrainingTask
+    optimizer: torch.optim.Optimizer
+    _: KW_ONLY
+    clip_norm: float
+    autocast: AbstractContextManager[object]
+    device: torch.device
+    kind: Literal["graphs", "inductor", "off"]
+    captions: int
+    longest: int
+    compress: bool = False
+
+    def __post_init__(self) -> None:
+        self.steps = (*(steps for steps in STEPS if steps < self.longest), self.longest)
+        self.share = torch.ones((), device=self.device)  # of a batch in the gradient
+        self.compute_loss = self.task
+        if self.kind == "inductor":
             # Without CUDA graphs of its own, which would overwrite what the backward pass reads.
-            self.compute_loss = torch.compile(task, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-        self.graphs = GraphCache(record=kind != "off" and device.type == "cuda")
+            self.compute_loss = torch.compile(self.task, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        self.graphs = GraphCache(record=self.kind != "off" and self.device.type == "cuda")
         self.shapes: set[Shape] = set()  # of earlier batches
-        self.parameters = [p for p in task.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         if world_size() > 1:  # also of a process whose first batch is empty
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
