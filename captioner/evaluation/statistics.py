@@ -29,12 +29,16 @@ _AGES = {
     "mother dad mom mum grandfather grandmother",
     "child": "boy boys girl girls child children kid kids baby babies toddler toddlers infant",
 }
-_COLOURS = "black white red blue green yellow orange pink purple brown gray tan".split()
-_CLOTHES = frozenset(
+_COLOUR = "black|white|red|blue|green|yellow|orange|pink|purple|brown|gr[ae]y|tan"
+_COLOURS = rf"(?:{_COLOUR})(?: (?:and )?(?:{_COLOUR}))*"
+_CLOTHES = "|".join(
     "shirt shirts t-shirt tshirt jacket jackets coat coats dress dresses skirt skirts pants shorts "
     "jeans sweater sweatshirt hoodie vest vests suit suits outfit outfits uniform uniforms jersey "
     "jerseys top hat hats cap helmet tie gloves shoes boots scarf swimsuit bikini trunks clothes "
     "clothing robe robes tank".split()
+)
+_DRESSED = re.compile(
+    rf"(?<![\w-])(?:(?:in|wearing) ({_COLOURS})|({_COLOURS}) (?:{_CLOTHES}))(?![\w-])"
 )
 _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
@@ -94,21 +98,8 @@ def colours_of_clothes(words: Sequence[str]) -> set[str]:
     >>> colours_of_clothes("a black dog on a white boat".split())
     set()
     """
-    found: set[str] = set()
-    run: set[str] = set()  # colours since the last other word
-    after_in = False
-    for word in [*words, ""]:
-        word = "gray" if word == "grey" else word
-        if word in _COLOURS:
-            run.add(word)
-        elif run and word == "and":
-            continue
-        else:
-            if run and (word in _CLOTHES or after_in):
-                found |= run
-            run = set()
-            after_in = word in ("in", "wearing")
-    return found
+    colours = re.findall(_COLOUR, " ".join(map("".join, _DRESSED.findall(" ".join(words)))))
+    return {colour.replace("grey", "gray") for colour in colours}
 
 
 CATEGORIES: dict[str, Callable[[list[str]], set[str]]] = {
