@@ -72,11 +72,6 @@ class Scores:
     images: list[dict[str, Any]]
     signature: dict[str, str]
 
-    def per_image(self, metric: str) -> dict[Any, float]:
-        """Return the scores of the images by their ids; nothing if they were not computed."""
-        found = [(image["image_id"], image["scores"]) for image in self.images]
-        return {image_id: scores[metric] for image_id, scores in found if metric in scores}
-
 
 def quick_scores(
     candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]

@@ -247,8 +247,8 @@ class Caption:
             return exact.round(6).tolist()
 
         content: dict[str, Any] = {"caption": self.text, "words": self.words}
-        content |= {each: plain(each) for each in ("log_probs", "end_log_prob", "beta")}
-        content["confidence"] = plain("confidence")
+        always = ("log_probs", "end_log_prob", "beta", "confidence")
+        content |= {each: plain(each) for each in always}
         more = ("confidence_threshold", "cells", "paths", *(("maps", "heads") if maps else ()))
         content |= {each: plain(each) for each in more if getattr(self, each) is not None}
         if maps:

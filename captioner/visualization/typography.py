@@ -101,11 +101,8 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
     """
     lines: list[str] = []
     line = ""
-    words = [""]  # each with the space before it
-    for character in text:
-        if character == " " or begins_unspaced(character):
-            words.append("")
-        words[-1] += character
+    marked = (f"\n{c}" if c == " " or begins_unspaced(c) else c for c in text)
+    words = "".join(marked).split("\n")  # each with the space before it
     for position, word in enumerate(words):
         longer = line + word if line else word.lstrip()
         if face.getlength(longer) <= width_px:
