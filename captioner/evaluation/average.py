@@ -25,12 +25,8 @@ def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelCon
         A model with the mean of every weight, and the settings and vocabulary of the first.
 
     Raises:
-        CheckpointError: Fewer than two models, an unreadable one, or models of different kinds.
+        CheckpointError: A model cannot be read, or they are of different kinds.
     """
-    if len(models) < 2:
-        raise CheckpointError(
-            f"{models[0] if models else 'average'}: one model is no average; name two or more"
-        )
     first, *others = map(model_folder, models)
     average, config, vocabulary = load_model(first)
     first_weights = average.state_dict()

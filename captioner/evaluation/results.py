@@ -13,7 +13,7 @@ from captioner.data.formats.table import read_tables
 from captioner.data.layouts import DataFiles
 from captioner.data.records import read_json
 from captioner.data.splits import CaptionedImage, split_name
-from captioner.errors import DataError, error_summary
+from captioner.errors import DataError
 from captioner.evaluation.intervals import ImageScores
 from captioner.files import save_bytes
 from captioner.log import logger
@@ -38,13 +38,7 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
     content = read_json(path) if path.suffix.lower() == ".json" else None
     if not isinstance(content, dict) or not {"images", "signature"} <= content.keys():
         return None
-    try:
-        return content["signature"], ImageScores.of(content["images"])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is a damaged results file ({error_summary(error)}); write it anew with "
-            "captioner evaluate --output"
-        ) from error
+    return content["signature"], ImageScores.of(content["images"])
 
 
 def read_captions(path: Path, split: str) -> dict[str, str]:
