@@ -150,5 +150,5 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
         model, device=arguments.device, precision=arguments.precision, engine=arguments.engine
     )
     dtype = str(captioner.dtype).removeprefix("torch.")
-    logger.debug(f"model {model} on {captioner.device}, encoder in {dtype}")
+    logger.debug(f"model {model} on {captioner.device.type}, encoder in {dtype}")
     return captioner

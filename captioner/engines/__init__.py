@@ -27,7 +27,7 @@ class Engine(Protocol):
     """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
 
     name: ClassVar[str]  # `torch` or `runtime`
-    device: Any  # a `torch.device`, or a `graphs.CPU`
+    device: Any  # a `torch.device`, or an object of type `cpu`
     dtype: Any  # of the encoder: a `torch.dtype`, or NumPy's
     decoder: Any  # a `types.StepDecoder`
     search_graphs: Any  # CUDA graphs of the search on a GPU, else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,20 +49,11 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
     return description if is_usable else None
 
 
-class CPU(NamedTuple):
-    """The device of an engine that computes on the CPU without PyTorch."""
-
-    type: str = "cpu"
-
-    def __str__(self) -> str:
-        return self.type
-
-
 class GraphEngine:
     """An `Engine` that computes with the graphs of a verified model folder."""
 
     name: ClassVar[str] = "runtime"
-    device = CPU()
+    device = SimpleNamespace(type="cpu")
     dtype = np.dtype(np.float32)
     search_graphs = None
 
