@@ -101,7 +101,9 @@ class _TagReader(HTMLParser):
         if hidden or role in (["presentation"], ["none"]) or any(map(values.get, _LABELS)):
             return
         line, column = self.getpos()
-        self.tags.append((self._lines[line - 1] + column, text, values.get("src", "")))
+        # Where a script loads the image when it is scrolled to, `src` is a placeholder.
+        address = values.get("data-src") or values.get("src", "")
+        self.tags.append((self._lines[line - 1] + column, text, address))
 
 
 def _local_file(source: str, page: Path, site_root: Path | None) -> Path | None:

@@ -62,6 +62,13 @@ def test_decoration_and_labelled_images_are_left_alone(
 # --------------------------------------------------------------------------------- addresses
 
 
+def test_an_image_that_a_script_loads_is_at_data_src(tmp_path: Path) -> None:
+    tag = '<img src="data:image/gif;base64,R0" data-src="a.jpg">'
+    page = page_of(tmp_path, tag)
+    filled = page.filled({tmp_path / "a.jpg": "A dog"}).decode()
+    assert filled == tag.replace("<img", '<img alt="A dog"')
+
+
 def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for place in ("blog", "img", "other/img"):
