@@ -46,7 +46,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file, and its folder where it is missing: all of it, or nothing."""
-    with _writable(Path(path)), replacing(Path(path)) as file:
+    with writing(Path(path)), replacing(Path(path)) as file:
         write(file)
 
 
@@ -58,12 +58,12 @@ def save_bytes(content: bytes, path: str | Path) -> None:
 def check_writable(path: str | Path) -> None:
     """Check, before the work, that `save` can write there; makes the folder, and no file."""
     path = Path(path)
-    with _writable(path), tempfile.TemporaryFile(dir=path.parent):
+    with writing(path), tempfile.TemporaryFile(dir=path.parent):
         path.is_file()  # raises for a name that is too long
 
 
 @contextmanager
-def _writable(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Make the folder of a file; a CaptionerError says why the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

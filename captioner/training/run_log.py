@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.tensorboard import SummaryWriter
 
-from captioner.errors import CaptionerError
-from captioner.files import save_bytes
+from captioner.files import save_bytes, writing
 
 METRICS = "metrics.jsonl"
 
@@ -27,9 +26,8 @@ class RunLog:
     """
 
     def __init__(self, run: Path, resume_step: int) -> None:
-        self.run, self.path = run, run / METRICS
-        with self._explained_errors():
-            run.mkdir(parents=True, exist_ok=True)
+        self.path = run / METRICS
+        with writing(self.path):
             kept: list[dict[str, Any]] = []
             if self.path.exists():
                 text = self.path.read_text(encoding="utf-8", errors="replace")
@@ -44,7 +42,7 @@ class RunLog:
 
     def close(self) -> None:
         """Write what TensorBoard still holds."""
-        with self._explained_errors():
+        with writing(self.path):
             self.writer.close()
 
     def write(self, kind: str, step: int, figures: Mapping[str, Any]) -> None:
@@ -53,7 +51,7 @@ class RunLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in figures.items()
         }
-        with self._explained_errors():
+        with writing(self.path):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"kind": kind, "step": step, **entry}) + "\n")
             for name, value in figures.items():
@@ -67,19 +65,8 @@ class RunLog:
 
     def pictures(self, step: int, sheets: Sequence[Image.Image]) -> None:
         """Add attention sheets to TensorBoard."""
-        with self._explained_errors():
+        with writing(self.path):
             for index, sheet in enumerate(sheets):
                 pixels = np.asarray(sheet)
                 self.writer.add_image(f"samples/{index}", pixels, step, dataformats="HWC")
             self.writer.flush()
-
-    @contextlib.contextmanager
-    def _explained_errors(self) -> Iterator[None]:
-        """Turn an error of the disk into a CaptionerError that tells what to do."""
-        try:
-            yield
-        except OSError as error:
-            raise CaptionerError(
-                f"{self.run}: the run's figures cannot be written "
-                f"({error.strerror or error}); free some disk, and go on with --resume"
-            ) from None
