@@ -78,33 +78,18 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             f"{path} is not a COCO captions file: expected images with id and file_name, and "
             f"annotations with image_id and caption ({type(error).__name__}: {error})"
         ) from None
-    names: dict[int | str, str] = {}
-    for image_id, name in images:
-        if names.setdefault(image_id, name) != name:
-            raise DataError(
-                f"{path}, images: image id {image_id!r} is that of {names[image_id]} and of "
-                f"{name}; number them apart"
-            )
-    by_text = {str(image_id): image_id for image_id in names}
-    captions: dict[int | str, list[str]] = {image_id: [] for image_id in names}
+    captions: dict[str, list[str]] = {str(image_id): [] for image_id, _ in images}
     for image_id, text in texts:
-        if str(image_id) in by_text:
-            captions[by_text[str(image_id)]].append(text)
-    strangers = [image_id for image_id, _ in texts if str(image_id) not in by_text]
-    other_type = [i for i, _ in texts if str(i) in by_text and i not in names]
+        captions.get(str(image_id), []).append(text)
+    strangers = [image_id for image_id, _ in texts if str(image_id) not in captions]
     problems = []
     if strangers:
         problems.append(
             f"{path}: {len(strangers)} of {len(texts)} annotations name no image of the file, the "
             f"first image_id is {strangers[0]!r}; they are left out"
         )
-    if other_type:
-        problems.append(
-            f"{path}: {len(other_type)} of {len(texts)} annotations have an image_id such as "
-            f"{other_type[0]!r} for the image {by_text[str(other_type[0])]!r}; a text and a number "
-            "are taken as equal, but COCO's own tools do not"
-        )
-    return [NamedImage(names[i], tuple(captions[i]), i) for i in names], problems
+    unlike = dict.fromkeys(images)  # an entry may come twice
+    return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in unlike], problems
 
 
 def _entry(entry: dict[str, Any], id_key: str, text_key: str) -> tuple[int | str, str]:
