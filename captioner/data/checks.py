@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,9 +59,18 @@ class Markers:
     def of(cls, captions: Iterable[str]) -> Markers:
         """Find the markers of the captions of a data set."""
         texts = [text.strip() for text in captions]
-        first, texts = _common(texts, _FIRST, at_end=False)
-        last, _ = _common(texts, _LAST, at_end=True)
-        return cls(tuple(first), tuple(last))
+        markers: dict[str, list[str]] = {"first": [], "last": []}
+        for end, pattern in (("first", _FIRST), ("last", _LAST)):
+            while len(texts) > 1 and len(markers[end]) < _MOST_MARKERS:
+                found = (pattern.search(text) for text in texts[:_SAMPLED])
+                counts = Counter(match[0].lower() for match in found if match)
+                marker = max(counts, key=counts.__getitem__, default="")
+                shorter = [_without(text, **{end: marker}) for text in texts]
+                if sum(map(operator.ne, texts, shorter)) < MARKED * len(texts):
+                    break
+                texts = shorter
+                markers[end].append(marker)
+        return cls(tuple(markers["first"]), tuple(markers["last"]))
 
     def __str__(self) -> str:
         ends = (("begin", self.first), ("end", self.last[::-1]))
@@ -71,32 +81,19 @@ class Markers:
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""
         for marker in self.first:
-            text = _without(text, marker, at_end=False)
+            text = _without(text, first=marker)
         for marker in self.last:
-            text = _without(text, marker, at_end=True)
+            text = _without(text, last=marker)
         return text
 
 
-def _without(text: str, marker: str, *, at_end: bool) -> str:
-    if at_end:
-        return text[: -len(marker)].strip() if text.lower().endswith(marker) else text
-    return text[len(marker) :].strip() if text.lower().startswith(marker) else text
-
-
-def _common(
-    texts: list[str], pattern: re.Pattern[str], *, at_end: bool
-) -> tuple[list[str], list[str]]:
-    """Return the markers at one end of nearly all texts, and the texts without them."""
-    markers: list[str] = []
-    while len(texts) > 1 and len(markers) < _MOST_MARKERS:
-        counts = Counter(m[0].lower() for text in texts[:_SAMPLED] if (m := pattern.search(text)))
-        marker = counts.most_common(1)[0][0] if counts else ""
-        shorter = [_without(text, marker, at_end=at_end) for text in texts] if marker else texts
-        if sum(a != b for a, b in zip(texts, shorter, strict=True)) < MARKED * len(texts):
-            break
-        texts = shorter
-        markers.append(marker)
-    return markers, texts
+def _without(text: str, first: str = "", last: str = "") -> str:
+    """Return a text without a marker, in lower case, that it may begin or end with."""
+    if first and text.lower().startswith(first):
+        return text[len(first) :].strip()
+    if last and text.lower().endswith(last):
+        return text[: -len(last)].strip()
+    return text
 
 
 def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) -> list[str]:
