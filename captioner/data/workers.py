@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 import signal
 import threading
 from collections.abc import Generator, Sequence
@@ -15,8 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 from captioner.errors import CaptionerError, DataError, error_summary
 from captioner.runtime.signals import SIGNALS
 
-# PyTorch has no class for the errors of lost workers.
-_LOST = re.compile("DataLoader worker|Too many open files|received 0 items of ancdata")
 _JOIN_TIMEOUT_S = 5
 
 Item = TypeVar("Item")
@@ -52,9 +49,9 @@ def load_items(
         kind = type(error)
         raise kind(str(error).strip().rpartition(f"{kind.__name__}: ")[2]) from None
     except (RuntimeError, OSError, EOFError) as error:
-        # An item's tensors are fetched from its worker, which may be dead by then: an OSError.
-        from_dataset = isinstance(error, RuntimeError) or str(error).startswith("Caught ")
-        if from_dataset and not _LOST.search(str(error)):
+        # PyTorch has no class for the errors of lost workers. An item's tensors are fetched from a
+        # worker that may be dead by then: an OSError.
+        if not workers:
             raise
         raise DataError(
             f"a process that reads photos was lost ({error_summary(error, part='line')}); see "
