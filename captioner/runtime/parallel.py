@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol, TypeVar
 
 from captioner.runtime.device import usable_cores
@@ -61,17 +61,14 @@ def parallel_map(
     """
     items = iter(items)
     ahead = deque(islice(items, 2))
-
-    def all_items() -> Iterator[Item]:
-        while ahead:  # emptied, so that no item outlives its turn
-            yield ahead.popleft()
-        yield from items
-
-    with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
+    several = len(ahead) > 1
+    # `ahead` is emptied, so that no item outlives its turn.
+    items = chain((ahead.popleft() for _ in range(len(ahead))), items)
+    with shared_cores(device) if several else nullcontext(1) as passes:
         if passes == 1:
-            yield from map(work, all_items())
+            yield from map(work, items)
         else:
-            yield from _in_threads(work, all_items(), threads=passes, ahead=passes)
+            yield from _in_threads(work, items, threads=passes, ahead=passes)
 
 
 def prefetch(
