@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, get_args
 
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from PIL import Image
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.middleware.cors import CORSMiddleware
@@ -46,22 +46,13 @@ from captioner.serving.requests import (
     read_request,
 )
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
-from captioner.visualization import Caption, OverlayStyle
+from captioner.visualization import Caption
 from captioner.visualization.page import viewer_script
 
 STATIC = Path(__file__).parent / "static"  # the page
 VIEWER_STYLE = Path(__file__).parents[1] / "visualization" / "viewer.css"
-PICTURE_TYPES: dict[PictureFormat, str] = {
-    "png": "image/png",
-    "gif": "image/gif",
-    "html": "text/html",
-    "svg": "image/svg+xml",
-    "pdf": "application/pdf",
-}
-PREVIEW_PX = 1280  # longest side of the image in pictures
+PICTURE_TYPES = {kind: mimetypes.types_map[f".{kind}"] for kind in get_args(PictureFormat)}
 FETCH_S = 10.0  # for a photo given by its address
-# A photo as the model takes it, as pictures show it, and its own size.
-Decoded: TypeAlias = tuple[ImageInput, Image.Image, tuple[int, int]]
 
 
 def create_app(
@@ -233,7 +224,7 @@ class Service:
             )
 
         async def work(photo: Photo) -> dict[str, Any]:
-            image, *_ = await self._decode(photo, captioner)
+            image, _ = await self._decode(photo, captioner)
             captions = await self._caption(name, search, image)
             # In a thread: twenty captions with their maps keep others waiting.
             contents = await run_sync(
@@ -250,7 +241,7 @@ class Service:
         words = _check_words(captioner, options.caption, MAX_CAPTION_WORDS)
 
         async def work(photo: Photo) -> dict[str, Any]:
-            image, *_ = await self._decode(photo, captioner)
+            image, _ = await self._decode(photo, captioner)
             caption = await self._score(captioner, options.caption, options, image)
             return {
                 "model": name,
@@ -270,19 +261,16 @@ class Service:
         if options.caption is not None:
             _check_words(captioner, options.caption, MAX_PICTURE_WORDS)
         with self._deadline():
-            image, preview, size = await self._decode(photos[0], captioner)
+            image, content = await self._decode(photos[0], captioner)
             if options.caption is not None:
                 caption = await self._score(captioner, options.caption, options, image)
             else:
                 (caption,) = await self._caption(name, search, image)
-            drawn = replace(caption, geometry=caption.geometry.scaled(*preview.size), image=preview)
+            # The photo is decoded again to draw on, because many that wait would fill the memory.
+            drawn = replace(caption, image=content)
             picture = await run_sync(
                 lambda: drawn.picture_bytes(
-                    options.format,
-                    OverlayStyle(options.style),
-                    name="your photo",
-                    model=name,
-                    original_size=size,
+                    options.format, options.style, name="your photo", model=name
                 ),
                 limiter=self._drawing,
                 abandon_on_cancel=True,
@@ -335,17 +323,14 @@ class Service:
             setting, _, detail = str(error).partition(": ")
             raise option_problem(setting, detail) from None
 
-    async def _decode(self, photo: Photo, captioner: Captioner) -> Decoded:
-        """Fetch a photo, if it is an address, and decode its bytes in a thread."""
+    async def _decode(self, photo: Photo, captioner: Captioner) -> tuple[ImageInput, bytes]:
+        """Return a photo as the model takes it, and its file's bytes, fetched from an address."""
         source = photo.source
         in_thread = partial(run_sync, abandon_on_cancel=True)
 
-        def decode(data: bytes) -> Decoded:
+        def decode(data: bytes) -> ImageInput:
             image = open_image(data, max_pixels=self.limits.max_pixels)
-            size = image.size
-            prepared = captioner.transform.array(image)
-            image.thumbnail((PREVIEW_PX, PREVIEW_PX), Image.Resampling.LANCZOS)  # if it is larger
-            return prepared, image, size
+            return captioner.transform.array(image)
 
         try:
             if isinstance(source, str):
@@ -355,7 +340,7 @@ class Service:
                         "--allow-urls); send the photo itself"
                     )
                 source = await in_thread(fetch_image, source, self.limits.max_bytes, FETCH_S)
-            return await in_thread(decode, source, limiter=self._decoding)
+            return await in_thread(decode, source, limiter=self._decoding), source
         except ImageError as error:
             raise Problem(422, f"the photo {error}") from None
 

@@ -156,7 +156,6 @@ class Caption:
         *,
         name: str = "photo",
         model: str = "caption",
-        original_size: tuple[int, int] | None = None,
     ) -> bytes:
         """Return a picture of the caption with its attention maps as the bytes of a file.
 
@@ -164,7 +163,6 @@ class Caption:
             kind: png, pdf, svg (a sheet of all words), gif (word after word), html (the viewer)
                 or npz (the raw maps).
             name, model: Names of the photo and of the model, in a page.
-            original_size: Width and height of the photo, where `image` is a reduced one.
         """
         if kind == "npz":
             file, arrays = io.BytesIO(), caption_arrays(self)
@@ -176,11 +174,11 @@ class Caption:
         if kind == "html":
             from captioner.visualization.page import caption_page
 
-            options: Any = {"name": name, "style": style, "original_size": original_size}
-            return caption_page(image, [(model, self)], **options).encode(errors="replace")
+            page = caption_page(image, [(model, self)], name=name, style=style)
+            return page.encode(errors="replace")
         if kind in ("pdf", "svg"):
             return vector_sheet(image, [("", self)], style).to_bytes(kind)
-        return png(attention_sheet(image, self, style, original_size=original_size))
+        return png(attention_sheet(image, self, style))
 
     def show(self, style: Style = None) -> None:
         """Show the attention sheet: in the notebook, or in the system's image viewer."""

@@ -47,7 +47,6 @@ def caption_page(
     style: Style = None,
     layer: int | None = None,
     head: int | None = None,
-    original_size: tuple[int, int] | None = None,
 ) -> str:
     """Return one HTML file: the image, its caption, and the attention map of each word.
 
@@ -58,15 +57,13 @@ def caption_page(
         style: How attention is shown at first; the reader can change it.
         layer: Layer whose maps are shown first, from 1; None is the last.
         head: Head whose maps are shown first, from 1; None is the mean of all.
-        original_size: Width and height of the photo, where the image is a reduced one.
     """
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
     viewer = _explorable(shown, captions, OverlayStyle.of(style), layer, head)
-    original_size = original_size or image.size
-    about = f"Photo of {original_size[0]} × {original_size[1]} pixels"
-    if size != original_size:
+    about = f"Photo of {image.width} × {image.height} pixels"
+    if size != image.size:
         about += f", here {size[0]} × {size[1]}"
     plural = "s" if len(captions) > 1 else ""
     models = f"Model{plural}: " + ", ".join(model for model, _ in captions)

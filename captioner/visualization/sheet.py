@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from captioner.visualization.vector import VectorPage
 
 Named: TypeAlias = "Sequence[tuple[str, Caption]]"  # by models, all of one image
-Size: TypeAlias = tuple[int, int]  # width and height in pixels
 
 
 @dataclass(frozen=True)
@@ -73,21 +72,18 @@ ANIMATION_SIDE_PX = 512  # of the image in an animation, at most
 _WORD_MS, _STILL_MS = 900, 1600
 
 
-def attention_sheet(
-    image: Image.Image, caption: Caption, style: Style = None, *, original_size: Size | None = None
-) -> Image.Image:
+def attention_sheet(image: Image.Image, caption: Caption, style: Style = None) -> Image.Image:
     """Draw a caption's sheet: the image, then one overlay a word with its probability and gate.
 
     Panels have one size in pixels and the image's shape, so the sheet does not grow with the image.
 
     Args:
         image: The upright image that was captioned; it is not changed.
-        original_size: Width and height of the photo, where the image is a reduced one.
 
     Raises:
         ImageError: An image of another size than the caption's.
     """
-    return _draw(image, [("", caption)], style, original_size=original_size)
+    return _draw(image, [("", caption)], style)
 
 
 def comparison_sheet(image: Image.Image, captions: Named, style: Style = None) -> Image.Image:
@@ -100,14 +96,7 @@ def vector_sheet(image: Image.Image, captions: Named, style: Style = None) -> Ve
     return _draw(image, captions, style, vector=True)
 
 
-def _draw(
-    image: Image.Image,
-    named: Named,
-    style: Style,
-    *,
-    original_size: Size | None = None,
-    vector: bool = False,
-) -> Any:
+def _draw(image: Image.Image, named: Named, style: Style, *, vector: bool = False) -> Any:
     """Draw captions on a new page of pixels or vectors, and return the image or the page."""
     style = OverlayStyle.of(style)
     layout = _COMPARISON if named[0][0] else SHEET
@@ -141,7 +130,7 @@ def _draw(
         page = VectorPage(width + 2 * margin, height, title=captions[0].text)
     else:
         page = PixelPage(width + 2 * margin, height)
-    about = "photo, {} × {} px".format(*(original_size or image.size))
+    about = f"photo, {image.width} × {image.height} px"
     about, face = fit(about, label_width, size_px=text, smallest_px=text // 2)
     for (name, caption), head, top in zip(named, heads, tops, strict=False):
         draw_heading(page, name, caption, layout, top, width)
