@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageDraw
+from PIL.ImageFont import FreeTypeFont
 
 from captioner.errors import ImageError
 from captioner.visualization.style import (
@@ -28,6 +29,7 @@ from captioner.visualization.style import (
     scale_levels,
     scale_octaves,
 )
+from captioner.visualization.typography import text_mask
 
 if TYPE_CHECKING:
     from captioner.types import Geometry
@@ -98,11 +100,19 @@ def peaks(cells: np.ndarray, least: float) -> list[int]:
 
 
 class PixelPage(ImageDraw.ImageDraw):
-    """A white page of pixels with the calls of `VectorPage`."""
+    """A white page of pixels with the calls of `VectorPage`; a text is drawn once for all pages."""
 
     def __init__(self, width: int, height: int) -> None:
         self.image = Image.new("RGB", (width, height), "white")
         super().__init__(self.image)
+
+    def text(  # type: ignore[override]  # only what the pictures need
+        self, xy: tuple[float, float], text: str, *, fill: str, font: FreeTypeFont, anchor: str
+    ) -> None:
+        """Write text; anchor: the point of it that is at xy."""
+        x, y = int(xy[0]), int(xy[1])
+        mask, left, top = text_mask(text, font, anchor, xy[0] - x, xy[1] - y)
+        self.image.paste(fill, (x + left, y + top), mask)
 
     def paste(self, image: Image.Image, box: Box) -> None:
         """Place an image of the size of this box."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from captioner.data.tokenizer import begins_unspaced
 from captioner.log import logger
@@ -115,3 +115,15 @@ def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines:
                 lines.append(line)
             line = _shorten(word.lstrip(), face, width_px)
     return [*lines, line]
+
+
+@lru_cache(maxsize=512)
+def text_mask(
+    text: str, face: ImageFont.FreeTypeFont, anchor: str, right_px: float, down_px: float
+) -> tuple[Image.Image, int, int]:
+    """Return how text covers pixels, and its left and top from the whole pixel of its anchor."""
+    left, top, right, bottom = map(round, face.getbbox(text, anchor=anchor))
+    mask = Image.new("L", (right - left + 4, bottom - top + 4))
+    place = (2 - left + right_px, 2 - top + down_px)
+    ImageDraw.Draw(mask).text(place, text, fill=255, font=face, anchor=anchor)
+    return mask, left - 2, top - 2

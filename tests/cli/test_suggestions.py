@@ -1,4 +1,4 @@
-"""Mistyped commands and options are answered with what was meant."""
+"""Options of other programs are answered with the option that was meant."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from captioner.cli.suggestions import _REMOVED
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),
+    ("caption --img a.jpg", "captioner caption PHOTO"),
+    ("caption a.jpg --max-new-tokens 9", "--max-words"),
+    ("caption a.jpg --gpu 0", "--device"),
     ("train --epochs 3", "--train.epochs"),
     ("train --lr 1e-3", "--optim.lr"),
+    ("train --data_folder x", "--data.root"),
+    ("evaluate --data_dir x", "--root"),
     ("export a --beamsize 3", "--beam-size"),
 ]
 
 
 @pytest.mark.parametrize(("typed", "meant"), MEANT, ids=[typed for typed, _ in MEANT])
-def test_a_mistyped_option_names_the_one_that_was_meant(
+def test_an_option_of_another_program_names_the_one_that_was_meant(
     commands: Commands, typed: str, meant: str
 ) -> None:
     command = typed.split()[0]
@@ -50,6 +55,7 @@ def test_an_unknown_option_is_refused_by_every_command(commands: Commands, comma
         ("fine_tune", "captioner finetune"),
         ("dog.jpg", "captioner caption dog.jpg"),
         ("https://example.org/a", "captioner caption https://example.org/a"),
+        ("--image", "captioner caption"),
     ],
 )
 def test_a_command_that_does_not_exist_names_the_nearest(

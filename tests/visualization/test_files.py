@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import itertools
 import pkgutil
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import captioner.visualization
-from captioner.visualization.files import output_names, word_names
+from captioner.visualization.files import output_names, png, word_names
+
+
+def test_a_png_reads_back_as_the_same_pixels():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+    with Image.open(io.BytesIO(png(image))) as back:
+        assert back.format == "PNG"
+        assert back.tobytes() == image.tobytes()
 
 
 def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():

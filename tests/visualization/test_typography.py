@@ -3,8 +3,11 @@ from __future__ import annotations
 import itertools
 
 import matplotlib.font_manager
+import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
+from captioner.visualization.overlay import PixelPage
 from captioner.visualization.typography import fit, font, one_line, wrap
 
 LONG = "pneumonoultramicroscopicsilicovolcanoconiosis"
@@ -66,3 +69,12 @@ def test_lines_break_between_characters_of_scripts_without_spaces() -> None:
         "one two",
         "three",
     ]
+
+
+def test_text_is_drawn_as_pillow_draws_it() -> None:
+    places = [(10, 40), (30.4, 40.25), (200.5, 90.75)]
+    image, page = Image.new("RGB", (400, 120), "white"), PixelPage(400, 120)
+    for pen in (ImageDraw.Draw(image), page):
+        for place, anchor in zip(places, ("ls", "lm", "ms"), strict=True):
+            pen.text(place, "Ågjp β", fill="#b3471e", font=font(30), anchor=anchor)
+    np.testing.assert_array_equal(np.asarray(page.image), np.asarray(image))
