@@ -97,6 +97,7 @@ def part_name(shard: int) -> str:
     return f"parts/{shard:06d}.parquet"
 
 
+# Processes shards and yields those that are done, in any order.
 Engine = Callable[[Job, Sequence[Shard]], Iterator[Part]]
 
 
@@ -122,17 +123,10 @@ class Totals:
 def run_batch(
     source: str, job: Job, engine: Engine, *, shard_size: int, retry_errors: bool = False
 ) -> Totals:
-    """Caption all photos of a source that are not captioned yet.
+    """Caption all photos of a source (a path, URL or pattern) that are not captioned yet.
 
-    Args:
-        source: Path, URL or pattern of the photos.
-        job: What to do with them; its engine and `settings` are filled in.
-        engine: Processes shards and yields those that are done, in any order.
-        shard_size: Photos in a shard.
-        retry_errors: Repeat shards with failed photos.
-
-    Returns:
-        The sums over all shards, those of earlier runs included.
+    The engine and the `settings` of the job are filled in here; `retry_errors` repeats shards with
+    failed photos. Returned are the sums over all shards, those of earlier runs included.
     """
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
@@ -245,9 +239,7 @@ def read_part(output: Folder, shard: Shard, settings: str) -> Part | None:
 def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterator[Part]:
     """Process shards in worker processes; yield those that are done, in any order.
 
-    Args:
-        workers: Number of processes, where one is this one; None starts one for each GPU, or else
-            for each core.
+    One worker is this process; None starts one for each GPU, or else for each core.
     """
     gpus = int(job.device.startswith("cuda"))
     if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
@@ -304,10 +296,8 @@ def run_ray(
     """Process shards on Ray, which repeats those of workers that died; yield those that are done.
 
     Every node must have captioner, and the photos, the model and the output under their names.
-
-    Args:
-        workers: Number of actors; None starts as many as there are free resources for.
-        address: Address of the cluster; None starts Ray on this machine for this run.
+    Without `workers`, there are as many as there are free resources for. Without the `address` of a
+    cluster, Ray is started on this machine for this run.
     """
     with needs_extra("--engine ray", "batch"):
         import ray

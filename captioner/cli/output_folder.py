@@ -157,11 +157,8 @@ def save_pictures(
 ) -> Drawn:
     """Save the pictures of a photo's captions, and say why it ended before the last.
 
-    Args:
-        name: Begins the names of the files.
-        title: Name of the photo, for a page.
-        captions: Names of models and their captions, without the image.
-        options: Those of the command.
+    `name` begins the names of the files, `title` is the photo's for a page; the captions, by the
+    names of their models, come without the image.
     """
     head = {"layer": options.layer, "head": options.head}
     shown = [(model, caption.of_head(**head)) for model, caption in captions]

@@ -157,8 +157,7 @@ def add_model_options(
 ) -> argparse._MutuallyExclusiveGroup:
     """Add the options that choose a model, its device and, with `search`, its beam.
 
-    Returns:
-        The group of the options that choose the model: only one of them may be given.
+    The group of those that choose the model is returned: only one of them may be given.
     """
     models = parser.add_mutually_exclusive_group()
     models.add_argument("--model", default="soft", help="a bundled model (default: soft)")

@@ -196,13 +196,7 @@ class _Parser(ArgumentParser):
 def recipe_parser(
     usage: str, *, recipe: str, default: str | None = None, **texts: Any
 ) -> ArgumentParser:
-    """Return a parser with an option for each setting, `--config` and `--resume`.
-
-    Args:
-        recipe: Help of `--config`.
-        default: Recipe that is read where `--config` names none.
-        texts: Other texts of the parser.
-    """
+    """Return a parser with an option for each setting, `--resume`, and `--config` (the recipe)."""
     usage = f"%(prog)s {usage} [--resume] [--SECTION.KEY VALUE ...]"
     # Some options are read before the parser, which would accept an abbreviation and drop it.
     parser = _Parser(allow_abbrev=False, formatter_class=_HelpFormatter, usage=usage, **texts)
@@ -216,10 +210,9 @@ def recipe_parser(
 def parse_options(
     parser: ArgumentParser, recipe: Config, options: list[str]
 ) -> tuple[Config, Namespace]:
-    """Parse the options of `recipe_parser`, which win over a recipe; say as much as they choose.
+    """Return the settings of a recipe, changed by its parser's options, and all that was parsed.
 
-    Returns:
-        The settings, and all that was parsed.
+    From here on, the log says as much as they choose.
     """
     sections: dict[str, Any] = {name: vars(settings) for name, settings in vars(recipe).items()}
     parser.set_defaults(

@@ -21,11 +21,7 @@ LEAST_ALIKE = 0.2
 def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
     """Average the weights of models fine-tuned from one (model soups, Wortsman et al., 2022).
 
-    Returns:
-        A model with the mean of every weight, and the settings and vocabulary of the first.
-
-    Raises:
-        CheckpointError: A model cannot be read, or they are of different kinds.
+    The settings and the vocabulary are those of the first.
     """
     first, *others = map(model_folder, models)
     average, config, vocabulary = load_model(first)

@@ -36,15 +36,10 @@ MEASURED_REFERENCES = 2  # references of an image on which attention is measured
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of an evaluation.
+    """Results of an evaluation."""
 
-    Attributes:
-        results: The content of `results.json` (docs/evaluation.md).
-        captions: Captions by image id, of all images that could be read.
-    """
-
-    results: dict[str, Any]
-    captions: dict[ImageId, Caption]
+    results: dict[str, Any]  # the content of `results.json` (docs/evaluation.md)
+    captions: dict[ImageId, Caption]  # of all images that could be read
 
 
 def evaluate(
@@ -67,10 +62,6 @@ def evaluate(
         faithfulness: Number of images on which attention is replaced and cells are deleted.
         signature: Entries to add to the results' signature.
         scoring: `training_captions` and `time_limit_s` of `score_texts`.
-
-    Raises:
-        DataError: No image can be read or none has references.
-        ConfigError: A setting that cannot be used.
     """
     captions = caption_images(captioner, images, beam_size, at_test)
     if not captions:

@@ -116,8 +116,7 @@ def bootstrap_intervals(scores: ImageScores) -> dict[str, tuple[float, float]]:
 def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of the mean of all values, over groups.
 
-    Args:
-        groups: At least one, none empty, such as the words of each image: they are drawn together.
+    The values of a group, such as the words of an image, are drawn together; no group is empty.
     """
     sums = np.array([sum(group) for group in groups])
     sizes = np.array([len(group) for group in groups])
@@ -128,11 +127,7 @@ def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
-    """Compare two systems on the same resamples of the same images, in the metrics of both.
-
-    Raises:
-        DataError: They are not of the same images.
-    """
+    """Compare two systems on the same resamples of the same images, in the metrics of both."""
     positions = {image_id: index for index, image_id in enumerate(b.image_ids)}
     alone = set(a.image_ids) ^ set(b.image_ids)
     if alone:

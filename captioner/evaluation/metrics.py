@@ -101,9 +101,6 @@ def score_captions(
         candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions of each.
         time_limit_s: Seconds for Java; scores computed by then are kept.
-
-    Raises:
-        DataError: An image has no reference with words, or there is nothing to score.
     """
     from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
 

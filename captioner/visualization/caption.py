@@ -111,9 +111,6 @@ class Caption:
 
         layer None is the last; head None is the mean of its heads. Cells and paths belong to the
         last layer.
-
-        Raises:
-            ConfigError: There is no such layer or head.
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         check_head(layer, head, layers, heads)
@@ -136,10 +133,6 @@ class Caption:
             path: Its suffix says what is drawn: .png, .pdf or .svg the attention sheet, .gif an
                 animation, .html a page to explore, .npz the raw maps.
             style: How attention is shown; None is the default style.
-
-        Raises:
-            CaptionerError: The caption has no image, the suffix is another, or the file cannot be
-                written.
         """
         path = Path(path)
         kind = path.suffix.lower()

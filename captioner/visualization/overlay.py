@@ -267,9 +267,7 @@ def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
 def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:
     """Return the captioned image at (width, height) as RGB; it is not changed.
 
-    Raises:
-        ImageError: An image of another size than the caption's, such as one whose EXIF orientation
-            was not applied.
+    One of another size is refused, such as one whose EXIF orientation was not applied.
     """
     width, height = geometry.photo_width_px, geometry.photo_height_px
     if image.size != (width, height):

@@ -75,13 +75,8 @@ _WORD_MS, _STILL_MS = 900, 1600
 def attention_sheet(image: Image.Image, caption: Caption, style: Style = None) -> Image.Image:
     """Draw a caption's sheet: the image, then one overlay a word with its probability and gate.
 
-    Panels have one size in pixels and the image's shape, so the sheet does not grow with the image.
-
-    Args:
-        image: The upright image that was captioned; it is not changed.
-
-    Raises:
-        ImageError: An image of another size than the caption's.
+    Panels have one size in pixels and the image's shape, so the sheet does not grow with the image,
+    which is the upright one that was captioned.
     """
     return _draw(image, [("", caption)], style)
 

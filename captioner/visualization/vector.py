@@ -88,10 +88,9 @@ class VectorPage:
         self._add(Line2D(xy[::2], xy[1::2], color=fill, lw=_points(width), solid_capstyle="butt"))
 
     def paste(self, image: Image.Image, box: Box, mask: Image.Image | None = None) -> None:
-        """Place an image, of any resolution, in a box; the same object is in the file once.
+        """Place an image in a box; the same object is in the file once.
 
-        Args:
-            mask: How strongly it covers what is below, grey, of any resolution.
+        A grey mask says how strongly it covers what is below. Both may have any resolution.
         """
         name = f"picture{len(self._axes.get_children())}"
         picture = _Picture(image, box, mask, self._pictures.get(id(image)), name)
