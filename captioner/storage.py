@@ -38,29 +38,22 @@ def file_system(name: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _os_errors(name: str) -> Iterator[None]:
-    """Context in which whatever the file system of a URL raises becomes an OSError."""
+def accessing(name: str, what: str = "read") -> Iterator[None]:
+    """Context in which what a file system raises becomes a DataError, but for FileNotFoundError.
+
+    That of a URL may raise anything, and a DataError then says that it cannot be `what`.
+    """
     try:
         yield
-    except (CaptionerError, OSError, UnicodeDecodeError):
+    except (CaptionerError, FileNotFoundError, UnicodeDecodeError):
         raise
     except Exception as error:
-        if not is_url(name):
+        if not (is_url(name) or isinstance(error, OSError)):
             raise
-        raise OSError(error_summary(error, part="line", max_length=200)) from error
-
-
-@contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Context in which every error but FileNotFoundError becomes a DataError."""
-    try:
-        with _os_errors(name):
-            yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
+        reason = getattr(error, "strerror", None)
+        reason = reason or error_summary(error, part="line", max_length=200)
         raise DataError(
-            f"{name}: cannot be read ({error.strerror or error}); check the address, the rights "
+            f"{name}: cannot be {what} ({reason}); check the address, the space, the rights "
             "and, of a URL, the credentials and the network"
         ) from None
 
@@ -76,7 +69,7 @@ def expand(pattern: str) -> list[str]:
     found: list[str] = []
     for name in names:
         system, path = file_system(name)
-        with reading(name):
+        with accessing(name):
             if any(sign in name for sign in "*?["):
                 paths = sorted(system.glob(path))
             else:
@@ -101,38 +94,28 @@ class Folder:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, None where there is no such file; a DataError says why not."""
-        with contextlib.suppress(FileNotFoundError), reading(f"{self.name}/{name}"):
+        with contextlib.suppress(FileNotFoundError), accessing(f"{self.name}/{name}"):
             return self.system.cat_file(self.path(name))
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file; a CaptionerError says why it cannot be written."""
+        """Write a file; a DataError says why it cannot be written."""
         path = self.path(name)
-        try:
+        with accessing(f"{self.name}/{name}", "written"):
             if self.is_local:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 with replacing(Path(path), durable=True) as file:
                     file.write(content)
             else:
-                with _os_errors(self.name):
-                    self.system.pipe_file(path, content)
-        except OSError as error:
-            raise CaptionerError(
-                f"{self.name}/{name} cannot be written ({error.strerror or error}); free space, "
-                "check permissions, and run the same command again: what is done stays done"
-            ) from None
+                self.system.pipe_file(path, content)
 
     def names(self, folder: str) -> set[str]:
         """Return the names of the files in a folder of this one, none where it is missing."""
         self.system.invalidate_cache()
         paths: list[str] = []
-        with contextlib.suppress(FileNotFoundError), reading(self.name):
+        with contextlib.suppress(FileNotFoundError), accessing(self.name):
             paths = self.system.ls(self.path(folder), detail=False)
         return {posixpath.basename(path) for path in paths}
-
-    def remove(self, name: str) -> None:
-        """Remove a file."""
-        self.system.rm_file(self.path(name))
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:

@@ -20,7 +20,7 @@ from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
 from captioner.log import logger
-from captioner.storage import expand, file_system, is_url, reading
+from captioner.storage import accessing, expand, file_system, is_url
 
 Row = tuple[str, str]  # id and path or URL of a photo, or of a tar file of photos
 
@@ -57,7 +57,7 @@ def shards_of(source: str, shard_size: int) -> list[Shard]:
 def input_rows(name: str) -> Iterator[Row]:
     """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file)."""
     try:
-        with reading(name):
+        with accessing(name):
             yield from _input_rows(name)
     except FileNotFoundError:
         raise DataError(f"{name}: no such file or folder") from None

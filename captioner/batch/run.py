@@ -212,7 +212,7 @@ def _finished(
     names = {part_name(shard.number): shard for shard in shards}
     for name in present - names.keys():
         if re.fullmatch(r"parts/\d{6,}\.parquet", name):
-            output.remove(name)
+            output.system.rm_file(output.path(name))
     with ThreadPoolExecutor(_CHECKS) as pool:
         begun = [shard for name, shard in names.items() if name in present]
         parts = pool.map(lambda shard: read_part(output, shard, job.settings), begun)
