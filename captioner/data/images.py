@@ -19,7 +19,7 @@ from typing import IO, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
-from captioner.errors import DataError, ImageError
+from captioner.errors import ImageError
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
 IMAGE_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
@@ -69,16 +69,10 @@ class TarMember:
         return posixpath.basename(self.member)
 
     def read_bytes(self) -> bytes:
-        """Return its bytes; a DataError if a disk fails, so that no image is taken for damaged."""
-        try:
-            with self.tar.open("rb") as file:
-                file.seek(self.offset)
-                content = file.read(self.size)
-        except OSError as error:
-            raise DataError(f"{self}: cannot be read ({error})") from None
-        if len(content) != self.size:
-            raise DataError(f"{self}: the tar file ends before it; copy it again")
-        return content
+        """Return its bytes."""
+        with self.tar.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
 
 
 ImagePath: TypeAlias = Path | TarMember
@@ -109,14 +103,13 @@ def open_image(
         max_pixels: A lower limit than those of this module.
 
     Raises:
-        DataError: A tar file cannot be read.
         ImageError: The file cannot be read, or is too large. The caller names the file.
     """
-    if isinstance(source, TarMember):
-        source = source.read_bytes()
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     try:
+        if isinstance(source, TarMember):
+            source = source.read_bytes()
         if isinstance(source, (str, Path)):
             with Path(source).open("rb") as file:
                 return _decode(file, max_pixels)
