@@ -316,8 +316,6 @@ def test_settings_that_exclude_each_other_are_refused(
     [
         ("data: {cache: c}", "data.cache"),
         ("data: {cache_views: 2}", "data.cache_views"),
-        ("data: {format: coco, sources: [{root: a}]}", "data.format"),
-        ("optim: {momentum: 0.9}", "optim.momentum"),
         ("optim: {warmup_steps: 10000}\ntrain: {epochs: 1}", "optim.warmup_steps"),
     ],
 )

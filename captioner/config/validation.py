@@ -11,7 +11,6 @@ from captioner.config.settings import (
     Config,
     DataConfig,
     ModelConfig,
-    OptimConfig,
     SourceConfig,
 )
 from captioner.errors import ConfigError
@@ -69,7 +68,7 @@ def _check_training(config: Config) -> None:
 
 
 def unused_settings(config: Config, *, captions: int) -> list[str]:
-    """Return one sentence for each setting that differs from its default and does nothing here."""
+    """Return a sentence for each setting of the cache or the warm-up that does not do its work."""
     data, optim = config.data, config.optim
     sentences = []
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
@@ -81,18 +80,6 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
         )
     if data.cache_views > 1 and not data.cache:
         sentences.append("data.cache_views: no cache holds them; name a folder in data.cache")
-    if data.sources is not None:
-        sentences += [
-            f"data.{key}: does nothing, because each of data.sources has its own; remove it"
-            for key in vars(data)
-            if hasattr(SourceConfig, key) and getattr(data, key) != getattr(DataConfig, key)
-        ]
-    if not optim.name.startswith("rmsprop"):
-        sentences += [
-            f"optim.{key}: is of rmsprop, not of {optim.name}; remove it"
-            for key in ("momentum", "alpha", "centered")
-            if getattr(optim, key) != getattr(OptimConfig, key)
-        ]
     # A lower bound: batches that are not full add a few.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     if optim.warmup_steps > steps:
