@@ -64,19 +64,14 @@ _MAPS = {"maps": pa.list_(pa.float16()), "shape": pa.list_(pa.int32())}
 class Job:
     """The settings of a run that every worker needs.
 
-    Attributes:
-        output: Folder or URL that is written to.
-        model: Bundled name, or the path of a model folder.
-        settings: Digest of all that decides the captions.
-        search: Search settings that differ from the model's.
-        device, precision, engine: As for `Captioner.from_pretrained`. `run_batch` resolves the
-            engine `auto`: another node might choose another one, with other last bits.
+    `run_batch` resolves the engine `auto`: another node might choose another one, with other last
+    bits.
     """
 
-    output: str
-    model: str | Path
-    settings: str = ""
-    search: dict[str, Any] = field(default_factory=dict)
+    output: str  # folder or URL that is written to
+    model: str | Path  # bundled name, or the path of a model folder
+    settings: str = ""  # digest of all that decides the captions
+    search: dict[str, Any] = field(default_factory=dict)  # where it differs from the model's
     device: str = "auto"
     precision: Precision = "float32"
     engine: EngineName = "auto"

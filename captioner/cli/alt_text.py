@@ -50,21 +50,19 @@ _PREFIX = re.compile(
 )
 
 
-def alt_text(caption: str, max_length: int = MAX_LENGTH) -> str:
+def alt_text(caption: str) -> str:
     """Return a caption as an alternative text.
 
     "A photo of" and the like are left out, the first letter becomes a capital, and what is longer
-    than `max_length` characters is cut at a word.
+    than MAX_LENGTH is cut at a word.
 
     >>> alt_text("a photo of two dogs in the snow")
     'Two dogs in the snow'
-    >>> alt_text("a man rides a horse", max_length=12)
-    'A man rides…'
     """
     text = " ".join(caption.split())
     while (shorter := _PREFIX.sub("", text)) != text:
         text = shorter
-    text = textwrap.shorten(text, max_length, placeholder="…")
+    text = textwrap.shorten(text, MAX_LENGTH, placeholder="…")
     return text[:1].upper() + text[1:]
 
 
@@ -212,10 +210,8 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     """Return a sidecar with the description and the alternative text that it lacks.
 
-    They come into an `rdf:Description` of their own, at the end.
-
-    Args:
-        overwrite: Replace those that it has, too.
+    They come into an `rdf:Description` of their own, at the end; `overwrite` replaces those that it
+    has, too.
 
     Raises:
         ValueError, ParseError: It is no XMP in UTF-8.

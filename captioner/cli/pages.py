@@ -30,13 +30,8 @@ class Page:
     Images with a text keep it, be it an ARIA label. Those that are marked as decoration, or hidden
     from screen readers, are left alone. The rest of the page stays as it is, byte by byte.
 
-    Args:
-        file: The page.
-        site_root: Folder in which addresses that begin with `/` begin. None searches their files
-            in the page's folder and those above it.
-
-    Attributes:
-        elsewhere: Number of images whose bytes are in no local file.
+    Addresses that begin with `/` begin at the `site_root`. Without it, their files are searched in
+    the page's folder and those above it.
     """
 
     def __init__(self, file: Path, site_root: Path | None = None) -> None:
@@ -57,7 +52,7 @@ class Page:
             for match in _IMAGE.finditer(markup):
                 tag, quoted, plain = match.groups()
                 tags.append((match.start(), tag, quoted or plain))
-        self.elsewhere = 0
+        self.elsewhere = 0  # images whose bytes are in no local file
         self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
         for start, tag, address in sorted([*tags, *_TagReader(markup).tags]):
             if image := _local_file(address, file, site_root):

@@ -127,11 +127,9 @@ def _without_cells(grid: Grid, removed: np.ndarray) -> Grid:
 
 
 def attention_summary(images: Sequence[Mapping[str, np.ndarray]]) -> dict[str, dict[str, Any]]:
-    """Return means over words with 95 % bootstrap intervals over images.
+    """Return by name the mean over words, `value`, and its 95 % bootstrap `interval` over images.
 
-    Returns:
-        For each name `value` and `interval`, and for the deletion `control` and
-        `control_interval`, those of as many random cells. Nothing where there are no words.
+    The deletion has `control` and `control_interval`, too, those of as many random cells.
     """
     summary: dict[str, dict[str, Any]] = {}
     for name in (*REPLACEMENTS, DELETION, "cell_changes"):

@@ -22,11 +22,7 @@ class JavaError(Exception):
 
 
 class Java:
-    """The Java on PATH, whose programs all have to end within a time limit.
-
-    Attributes:
-        version: Such as "17.0.15".
-    """
+    """The Java on PATH, whose programs all have to end within a time limit."""
 
     def __init__(self, time_limit_s: float = 600.0) -> None:
         path = shutil.which("java")
@@ -35,7 +31,7 @@ class Java:
         self.path, self.time_limit_s = path, time_limit_s
         self.deadline = time.monotonic() + time_limit_s
         found = re.search('version "([^"]+)"', self.run("-version").stderr)
-        self.version = found[1] if found else "unknown"
+        self.version = found[1] if found else "unknown"  # such as 17.0.15
 
     def run(self, *arguments: str, source: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program to its end, with `source` as its standard input."""

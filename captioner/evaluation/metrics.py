@@ -25,9 +25,8 @@ PACKAGE = f"pycocoevalcap {version('pycocoevalcap')}"
 class Scored(NamedTuple):
     """A metric of a set of captions.
 
-    Attributes:
-        counts: For Bleu_4 and METEOR, the statistics of each image: the score over many images is a
-            function of their sums (intervals.py), not the mean of the images' scores.
+    Bleu_4 and METEOR have counts, the statistics of each image: the score over many images is a
+    function of their sums (intervals.py), not the mean of the images' scores.
     """
 
     corpus: float

@@ -114,21 +114,13 @@ Options = TypeVar("Options", bound=ImageOptions)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what requests may cost.
+    """Limits on what requests may cost."""
 
-    Attributes:
-        max_bytes: Size of a request's body, and of a photo that is fetched.
-        max_pixels: Width x height of an image.
-        max_requests: Requests that wait or are processed at once.
-        deadline_s: Seconds for a body to arrive, and again for the answer.
-        allow_urls: Fetch photos that are given by their address.
-    """
-
-    max_bytes: int = 20 * 10**6
-    max_pixels: int = 50 * 10**6
-    max_requests: int = 128
-    deadline_s: float = 30.0
-    allow_urls: bool = False
+    max_bytes: int = 20 * 10**6  # of a request's body, and of a photo that is fetched
+    max_pixels: int = 50 * 10**6  # width x height of an image
+    max_requests: int = 128  # that wait or are processed at once
+    deadline_s: float = 30.0  # for a body to arrive, and again for the answer
+    allow_urls: bool = False  # fetch photos that are given by their address
 
 
 class Photo(NamedTuple):

@@ -223,11 +223,9 @@ class Caption:
         """Return plain values for JSON, rounded to six places; all programs and pages use them.
 
         The keys are caption, words, log_probs, end_log_prob, beta and confidence, with a calibrator
-        confidence_threshold, and for hard attention cells and paths.
-
-        Args:
-            maps: Also `maps` (T x rows x columns), where there are several `heads` (T x layers x
-                heads x rows x columns), and `geometry`, by which a page lays them on the photo.
+        confidence_threshold, and for hard attention cells and paths. With `maps`, also maps (T x
+        rows x columns), where there are several heads (T x layers x heads x rows x columns), and
+        geometry, by which a page lays them on the photo.
         """
 
         def plain(name: str) -> Any:

@@ -135,12 +135,7 @@ def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
 
 
 def overlay(image: Image.Image, heat: np.ndarray, style: Style = None) -> Image.Image:
-    """Paint heat over an image.
-
-    Args:
-        image: Not changed. Resize it once and pass it for every word.
-        heat: [height, width] of the image, in multiples of uniform attention.
-    """
+    """Return an image with heat over it: [height, width], in multiples of uniform attention."""
     return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat, heat)
 
 
@@ -189,9 +184,7 @@ def line_widths(size: tuple[int, int]) -> tuple[float, float]:
 def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
     """Draw a word's sampled paths and its sampled cells, or where it has no cells, its peaks.
 
-    Args:
-        pen: What draws: `ImageDraw.Draw` of a picture, or a `VectorPage`.
-        box: Where the image is on it.
+    The pen is `ImageDraw.Draw` of a picture or a `VectorPage`, on which the image is in the box.
     """
     width, height = box[2] - box[0], box[3] - box[1]
     rows, columns = caption.maps.shape[-2:]

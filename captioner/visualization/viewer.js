@@ -33,7 +33,7 @@
   sheet.replaceSync(TABLES.css);
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
 
-  // --- attention over pixels: see heat.py -------------------------------------------------------
+  // --- attention over pixels: see overlay.py -------------------------------------------------------
 
   /** Share of a cell in a point this many cells from its centre. */
   function cubic(distance) {
@@ -239,7 +239,7 @@
     return [x, y, x + w, y + h];
   }
 
-  /** The cells of a map's peaks, highest first: see peaks in heat.py. */
+  /** The cells of a map's peaks, highest first: see peaks in overlay.py. */
   function peaksOf(map) {
     const [rows, columns] = [map.length, map[0].length];
     const enough = Math.max(TABLES.peakMarkedFrom / (rows * columns), Math.max(...map.flat()) / 2);
