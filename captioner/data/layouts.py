@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -141,7 +141,6 @@ class DataFiles:
         return os.path.relpath(path, self.folder)
 
 
-@dataclass(eq=False)
 class CaptionedData:
     """A data set whose layout is known.
 
@@ -150,13 +149,13 @@ class CaptionedData:
         divides_train: Whether that share is taken from `train` where there is no other split.
     """
 
-    data: DataFiles
-    _: KW_ONLY
-    val_share: float = VAL_SHARE
-    divides_train: bool = False
-
-    def __post_init__(self) -> None:
-        self.format, self._recognised = _recognised(self.data)
+    def __init__(
+        self, data: DataFiles, *, val_share: float = VAL_SHARE, divides_train: bool = False
+    ) -> None:
+        self.data = data
+        self.val_share = val_share
+        self.divides_train = divides_train
+        self.format, self._recognised = _recognised(data)
 
     @cached_property
     def _annotations(self) -> Annotations:
