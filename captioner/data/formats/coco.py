@@ -88,8 +88,8 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             f"{path}: {len(strangers)} of {len(texts)} annotations name no image of the file, the "
             f"first image_id is {strangers[0]!r}; they are left out"
         )
-    unlike = dict.fromkeys(images)  # an entry may come twice
-    return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in unlike], problems
+    distinct = dict.fromkeys(images)  # an entry may come twice
+    return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in distinct], problems
 
 
 def _entry(entry: dict[str, Any], id_key: str, text_key: str) -> tuple[int | str, str]:
