@@ -45,8 +45,10 @@ def table(data: DataFiles) -> Recognised | None:
     names = listed(list(map(data.relative, paths)))
 
     def read() -> Annotations:
-        splits = list(map(_split_of_file, paths)) if len(paths) > 1 else [""]
-        if len(paths) > 1 and not all(splits):
+        splits = [""]
+        if len(paths) > 1:  # named after their splits, as flickr30k_val.json
+            splits = [split_name(re.split(r"[_.-]", path.stem)[-1]) for path in paths]
+        if len(paths) > 1 and not SPLIT_NAMES.issuperset(splits):
             raise DataError(
                 f"{data.root} holds several tables: {names}; choose one with --file (data.file in "
                 "a recipe)"
@@ -149,12 +151,6 @@ def _columns_of(path: Path) -> list[str] | None:
     except DataError:
         return None
     return None if bad else list(first[1]) if first else []
-
-
-def _split_of_file(path: Path) -> str:
-    """Return the split that a file is named after, as `flickr30k_val.json`, or ""."""
-    last = re.split(r"[_.-]", path.stem)[-1].lower()
-    return split_name(last) if last in SPLIT_NAMES else ""
 
 
 def _chosen_columns(columns: Sequence[str], data: DataFiles) -> tuple[str, list[str]] | None:
