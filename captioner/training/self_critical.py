@@ -97,7 +97,15 @@ class SelfCriticalTask(TrainingTask):
         if batch.weights is not None:  # weights of sources: an image's captions have one weight
             of_image = batch.weights.new_ones(len(rewards))
             weighted = advantage * of_image.scatter(0, batch.image_index, batch.weights)[:, None]
-        sampled = self._as_batch(batch, tokens, lengths, weighted)
+        falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
+        order = order.to(tokens.device)
+        weights = weighted.flatten()[order]
+        sampled = replace(
+            batch,
+            image_index=order // self.samples,
+            targets=tokens.flatten(0, 1)[order],
+            lengths=falling,
+        )
         output: TeacherForcingOutput = self.model(
             grid, sampled.image_index, sampled.tokens, sampled.lengths
         )
@@ -108,8 +116,7 @@ class SelfCriticalTask(TrainingTask):
         # probabilities over the words that could be sampled
         logits = torch.cat([writable(first, may_end=False), writable(later, may_end=True)])
         log_probs = torch.log_softmax(logits, dim=-1).gather(1, words.unsqueeze(1)).squeeze(1)
-        assert sampled.weights is not None
-        by_word = sampled.weights.unsqueeze(1).expand_as(sampled.targets)
+        by_word = weights.unsqueeze(1).expand_as(sampled.targets)
         # As `Batch.words`: the mean of the losses of all processes is that of the whole batch.
         counts = torch.tensor([len(words), len(lengths)], dtype=torch.float64)
         num_words, num_images = mean_over_processes(counts).tolist()
@@ -133,15 +140,3 @@ class SelfCriticalTask(TrainingTask):
         scores = self.reward.scores(np.repeat(images.tolist(), samples).tolist(), captions)
         rewards = torch.from_numpy(scores).view(count, samples)
         return rewards.to(tokens.device, torch.get_default_dtype())
-
-    def _as_batch(self, batch: Batch, tokens: Tensor, lengths: Tensor, advantage: Tensor) -> Batch:
-        """Return captions [B, samples, T] as a batch, whose weights [N] are their advantages."""
-        falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
-        order = order.to(tokens.device)
-        return replace(
-            batch,
-            image_index=order // tokens.shape[1],
-            targets=tokens.flatten(0, 1)[order],
-            lengths=falling,
-            weights=advantage.flatten()[order],
-        )
