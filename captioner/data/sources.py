@@ -75,15 +75,14 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
         names = dict.fromkeys(filter(None, (source.train_split, source.val_split)))
         splits = {name: found.split(name) for name in names}
         logger.info(found.description())
-        problems: dict[str, str] = {}
+        problems: list[str] = []
         images: dict[str | None, list[CaptionedImage]] = {}
         for name, split in splits.items():
-            problems |= {sentence: sentence for sentence in split.left_out(name)}
             cut = data.max_words if name == source.train_split else None
-            for sentence in caption_findings(split, tokenizer, cut):
-                problems.setdefault(sentence, f"{name}: {sentence}")
+            found_in_captions = caption_findings(split, tokenizer, cut)
+            problems += [*split.left_out(name), *(f"{name}: {each}" for each in found_in_captions)]
             images[name] = [replace(image, source=position) for image in split.images]
-        for sentence in problems.values():
+        for sentence in dict.fromkeys(problems):  # those of a file come with each of its splits
             logger.warning(sentence)
         if empty := [name for name, members in images.items() if not members]:
             raise DataError(f"{source.root}: no photo of split {empty[0]!r} has a caption to learn")
