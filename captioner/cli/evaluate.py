@@ -221,7 +221,7 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     from captioner.data.images import open_image
     from captioner.evaluation.tables import cell_text, result_tables
-    from captioner.visualization.page import ReportedImage, report_page
+    from captioner.visualization.page import report_example, report_page
 
     results, captions = evaluation.results, evaluation.captions
     scores = {entry["image_id"]: entry["scores"] for entry in results["images"]}
@@ -234,15 +234,11 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
     if len(ranked) > REPORTED:  # otherwise all of them are shown above
         chosen["Photos at random"] = random.Random(0).sample(ranked, REPORTED)
 
-    def reported(image: CaptionedImage) -> ReportedImage:
+    def example(image: CaptionedImage) -> str:
         found = scores[image.image_id]
-        return ReportedImage(
-            name=image.path.name,
-            image=open_image(image.path),
-            caption=captions[image.image_id],
-            references=image.captions,
-            scores={name: found[name] for name in ("CIDEr", "METEOR", "Bleu_4") if name in found},
-        )
+        shown = {name: found[name] for name in ("CIDEr", "METEOR", "Bleu_4") if name in found}
+        photo, caption = open_image(image.path), captions[image.image_id]
+        return report_example(image.path.name, photo, caption, image.captions, shown)
 
     signature = results["signature"]
     tables = [
@@ -252,7 +248,7 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
     computed = [[name, str(value)] for name, value in signature.items()]
     page = report_page(
         [*tables, ("How this was computed", ["", ""], computed)],
-        {heading: list(map(reported, part)) for heading, part in chosen.items() if part},
+        {heading: list(map(example, part)) for heading, part in chosen.items() if part},
         title=f"captioner: {signature['model']} on {signature['data']}",
     )
     save_bytes(page.encode(errors="replace"), file)

@@ -7,7 +7,6 @@ import hashlib
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -77,29 +76,18 @@ def caption_page(
     return _document(title=alt or name, body=body)
 
 
-@dataclass(frozen=True)
-class ReportedImage:
-    """An image of the report: its caption with maps, its references, its scores by metric."""
-
-    name: str
-    image: Image.Image
-    caption: Caption
-    references: Sequence[str]
-    scores: Mapping[str, float]
-
-
 def report_page(
     tables: Iterable[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
-    examples: Mapping[str, Sequence[ReportedImage]],
+    examples: Mapping[str, Sequence[str]],
     *,
     title: str,
 ) -> str:
-    """Return one HTML file: tables (title, columns, rows), and images with maps by heading."""
+    """Return one HTML file: tables (title, columns, rows), and by heading `report_example`s."""
     sections = [f"<h1>{html.escape(title)}</h1>\n<main>"]
     for heading, head, rows in tables:
         sections.append(f"<h2>{html.escape(heading)}</h2>\n{_table(head, rows)}")
     for heading, images in examples.items():
-        articles = "\n".join(map(_example, images))
+        articles = "\n".join(images)
         sections.append(f'<h2>{html.escape(heading)}</h2>\n<div class="photos">{articles}</div>')
     body = "\n".join([*sections, "</main>"])
     return _document(title=title, body=body, css=_resource("report.css"))
@@ -118,16 +106,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table>\n{thead}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _example(example: ReportedImage) -> str:
+def report_example(
+    name: str,
+    image: Image.Image,
+    caption: Caption,
+    references: Sequence[str],
+    scores: Mapping[str, float],
+) -> str:
     """Return an image of the report with its viewer, scores and references."""
-    scores = ", ".join(f"{name} {value:.2f}" for name, value in example.scores.items())
-    references = "\n".join(f"<li>{html.escape(text)}</li>" for text in example.references)
-    small = example.image.copy()
+    about = ", ".join(f"{metric} {value:.2f}" for metric, value in scores.items())
+    items = "\n".join(f"<li>{html.escape(text)}</li>" for text in references)
+    small = image.copy()
     small.thumbnail((REPORT_SIDE_PX, REPORT_SIDE_PX), Image.Resampling.LANCZOS)
     return (
-        f"<article><h3>{html.escape(example.name)}</h3>\n"
-        + _explorable(small, [("model", example.caption)], OverlayStyle())
-        + f'\n<p class="about">{scores}</p>\n<ul class="references">\n{references}\n</ul></article>'
+        f"<article><h3>{html.escape(name)}</h3>\n"
+        + _explorable(small, [("model", caption)], OverlayStyle())
+        + f'\n<p class="about">{about}</p>\n<ul class="references">\n{items}\n</ul></article>'
     )
 
 
