@@ -62,6 +62,7 @@ class RunLog:
         """Append the entry of a validation, unless a run that was killed has written it."""
         if epoch not in self._validated:
             self.write("validation", step, {"epoch": epoch, **figures})
+            self.writer.flush()  # a checkpoint follows, after which it is not written again
 
     def pictures(self, step: int, sheets: Sequence[Image.Image]) -> None:
         """Add attention sheets to TensorBoard."""

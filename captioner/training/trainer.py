@@ -156,14 +156,11 @@ class Trainer:
         self._update_best(validation)
         if log is not None:  # before the checkpoint: a kill between the two loses nothing
             log.write_validation(self.epoch - 1, self.step, validation.figures)
-        try:
-            if log is not None:
-                images, vocabulary = self.setup.validation, self.setup.vocabulary
-                samples = self.config.train.samples
-                log.pictures(self.step, sample_sheets(validation, images, vocabulary, samples))
-        finally:
-            self.save()  # a failure to draw loses no work
+        self.save()
         if log is not None:
+            images, vocabulary = self.setup.validation, self.setup.vocabulary
+            sheets = sample_sheets(validation, images, vocabulary, self.config.train.samples)
+            log.pictures(self.step, sheets)
             self._report(validation.unreadable)
             print_validation(self.epoch, self.step, validation, self.config, self.warned)
         self.interrupts.release()
