@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,9 @@ import numpy as np
 from captioner.data.images import ImagePath, open_image
 from captioner.data.splits import CaptionedImage, Split
 from captioner.data.tokenizer import Tokenizer, unspaced_runs
-from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError, listed
 
 SMALL_PX = 32  # an image whose shorter side is less shows little
-OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 SAME_CAPTION = 0.5  # share of the images with the same caption, above which it is likely a mistake
 MARKED = 0.9  # share of the captions with the same marker, above which it is one
 _MOST_MARKERS = 3  # at each end, as in "<start> caption: a dog"
@@ -187,13 +185,6 @@ def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -
         "words": len(counts),
         "rare_words": sum(count < 5 for count in counts.values()),
     }
-
-
-def known_share(texts: Iterable[str], vocabulary: Vocabulary) -> float:
-    """Return the share of the words of the first 10,000 captions that a vocabulary has."""
-    split = vocabulary.tokenizer.split
-    words = [word for text in islice(texts, 10_000) for word in split(text)]
-    return sum(word in vocabulary for word in words) / max(1, len(words))
 
 
 def split_problems(splits: Mapping[str, Split]) -> list[str]:

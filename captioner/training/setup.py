@@ -13,7 +13,6 @@ from torch import Tensor
 from captioner.checkpoint import load_vocabulary, load_weights, model_folder, verify
 from captioner.config.settings import Config
 from captioner.config.validation import data_sources, unused_settings, validate
-from captioner.data.checks import OTHER_LANGUAGE, known_share
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
@@ -30,6 +29,7 @@ from captioner.training.pretrained import load_pretrained
 from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationData
 
+OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
 
@@ -145,7 +145,9 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
         max_size=max_size,
     )
     if known is not None:
-        if (share := known_share(captions, known)) < OTHER_LANGUAGE:
+        words = [word for text in captions[:10_000] for word in tokenizer.split(text)]
+        share = sum(word in known for word in words) / max(1, len(words))
+        if share < OTHER_LANGUAGE:
             logger.warning(
                 f"{start} knows {share:.0%} of the words of the captions, which look like "
                 "another language; to train a model of it: captioner train --config table"
