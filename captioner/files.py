@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -44,19 +44,14 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)  # there only when something went wrong
 
 
-def save(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+def save_bytes(content: bytes, path: str | Path) -> None:
     """Write a file, and its folder where it is missing: all of it, or nothing."""
     with writing(Path(path)), replacing(Path(path)) as file:
-        write(file)
-
-
-def save_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file with this content; as `save`."""
-    save(path, lambda file: file.write(content))
+        file.write(content)
 
 
 def check_writable(path: str | Path) -> None:
-    """Check, before the work, that `save` can write there; makes the folder, and no file."""
+    """Check, before the work, that `save_bytes` can write there; makes the folder, and no file."""
     path = Path(path)
     with writing(path), tempfile.TemporaryFile(dir=path.parent):
         path.is_file()  # raises for a name that is too long

@@ -7,12 +7,11 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from captioner.errors import CaptionerError
-from captioner.files import locked, save, save_bytes
+from captioner.files import locked, replacing, save_bytes, writing
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -44,12 +43,13 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "a"
     save_bytes(b"old", path)
 
-    def fail_half_way(file: BinaryIO) -> None:
-        file.write(b"half of the n")
-        raise failure
+    def fail_half_way() -> None:
+        with writing(path), replacing(path) as file:
+            file.write(b"half of the n")
+            raise failure
 
     with pytest.raises(raised) as caught:
-        save(path, fail_half_way)
+        fail_half_way()
     if raised is CaptionerError:
         assert str(path) in str(caught.value)
         assert "No space left on device" in str(caught.value)

@@ -7,6 +7,7 @@ Exit code: 0 nothing to mend, 1 something to mend, 2 the data set cannot be read
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from captioner.cli import command, parsing, show
 from captioner.config.settings import DataConfig
 from captioner.errors import DataError, listed
-from captioner.files import check_writable, save
+from captioner.files import check_writable, save_bytes
 from captioner.log import printable, progress_bar
 from captioner.registry import TOKENIZERS
 
@@ -129,4 +130,6 @@ def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int
         [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
     )
     kind = "PNG" if file.suffix.lower() == ".png" else "JPEG"
-    save(file, lambda content: sheet.save(content, kind, quality=90))
+    content = io.BytesIO()
+    sheet.save(content, kind, quality=90)
+    save_bytes(content.getvalue(), file)
