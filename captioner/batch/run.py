@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
 
 SETTINGS, SUMMARY = "settings.json", "summary.json"
-MAX_EXAMPLES = 20  # failed photos that are named
+MAX_EXAMPLES = 20  # failed photos that are named; the column `error` has all of them
 _LOG_INTERVAL_S = 60.0
 _CHECKS = 8  # threads that read the facts of finished parts
 _COLUMNS = {
@@ -152,17 +152,10 @@ def run_batch(
                 if bar.disable and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     reported = time.monotonic()
                     logger.info(f"{totals.shards} of {len(shards)} shards, {totals}")
-        if totals.errors > MAX_EXAMPLES:
-            logger.warning(
-                f"{totals.errors} photos failed in all; the column error in {output.name}/parts "
-                "says why"
-            )
         seconds = round(time.monotonic() - started, 3)
         run = {"photos": totals.photos - before, "seconds": seconds}
         summary = {**asdict(totals), "run": run, "input": source, "settings": settings}
-        content = json.dumps(summary, indent=1, ensure_ascii=False)
-        # A name that is no text keeps its bytes as JSON's escapes.
-        output.write(SUMMARY, content.encode(errors="backslashreplace"))
+        output.write(SUMMARY, json.dumps(summary, indent=1).encode())
     return totals
 
 
