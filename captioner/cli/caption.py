@@ -211,6 +211,7 @@ class _CaptionRun:
         skipped: Counter[str] = Counter()
         drawn = os.path.abspath(arguments.output) if arguments.output else None
         allowed = {"allow_urls": arguments.allow_urls, "allow_pages": "html" in arguments.write}
+        photos_in = partial(inputs.photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
             if refusal := inputs.refusal_of(name, **allowed):
@@ -219,15 +220,7 @@ class _CaptionRun:
                 photos.append(name)
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 failures = self.failures
-                found = list(
-                    inputs.photos_in(
-                        Path(name),
-                        skipped,
-                        self._failed,
-                        recursive=arguments.recursive,
-                        leave_out=drawn,
-                    )
-                )
+                found = list(photos_in(Path(name), skipped, self._failed))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,10 +117,9 @@ def caption_images(
             return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
 
         batches = opened(((image, image.path) for image in images), failed, captioner.device)
-        if captioner.samples_cells(at_test):  # batches must come in one order
-            results: Iterator[dict[ImageId, Caption]] = map(captioned, batches)
-        else:
-            results = parallel_map(captioned, batches, captioner.device)
+        is_random = captioner.samples_cells(at_test)  # then batches must come in one order
+        device = captioner.device
+        results = map(captioned, batches) if is_random else parallel_map(captioned, batches, device)
         for found in results:
             captions |= found
             bar.update(len(found))
