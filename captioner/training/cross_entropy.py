@@ -57,7 +57,7 @@ class CrossEntropyTask(TrainingTask):
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
         reinforce = self.reinforce
         samples = 1 if reinforce is None else reinforce.hard.samples
-        repeated = batch if reinforce is None else repeat_captions(batch, samples)
+        repeated = repeat_captions(batch, samples)
         if not len(batch):  # other processes have captions
             empty = self.empty_output()
             if reinforce is not None and reinforce.baseline is not None:
@@ -66,8 +66,7 @@ class CrossEntropyTask(TrainingTask):
         grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
         if reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
-        targets, lengths = repeated.targets, repeated.lengths
-        words, captions = repeated.words, repeated.captions
+        targets, lengths, words = repeated.targets, repeated.lengths, repeated.words
         given = (repeated.image_index, repeated.tokens, lengths)
         teacher_targets = None if self.teachers is None else self.teachers(batch).repeated(samples)
         output = self.model(grid, *given, seeds)
@@ -80,9 +79,9 @@ class CrossEntropyTask(TrainingTask):
             weights=repeated.weights,
             teacher_targets=teacher_targets,
             words=words,
-            captions=captions,
+            captions=repeated.captions,
         )
-        metrics |= attention_statistics(output, words, captions)
+        metrics |= attention_statistics(output, words, repeated.captions)
         total = metrics["total"]
         if self.loss.attention_effect:
             seeds = None if seeds is None else seeds + 1
