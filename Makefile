@@ -80,7 +80,8 @@ reproduce: $(installed)
 	  runs/bundled_soft/best runs/bundled_hard_averaged
 	$(call train,bundled_soft_self_critical,bundled_soft_self_critical.yaml)
 	$(call train,bundled_hard_self_critical,bundled_hard_self_critical.yaml)
-	$(foreach model,bundled_soft_self_critical bundled_hard_self_critical, \
+	$(call train,bundled_hard_distilled,bundled_hard_distilled.yaml)
+	$(foreach model,bundled_soft_self_critical bundled_hard_distilled, \
 	  $(call evaluate,$(model),flickr8k,$(FLICKR8K),dev,validation) && \
 	  $(call evaluate,$(model),table,$(PEOPLE),val,everyday) &&) true
 
