@@ -36,7 +36,7 @@ STEP = {"training/step.py:training_step"}
 SELF_CRITICAL = {
     "generation/sampling.py:sample",
     "training/self_critical.py:_rewards",
-    "training/self_critical.py:_as_batch",
+    "training/self_critical.py:forward",
 }
 SEARCH = {
     "generation/beam_search.py:read_running",
