@@ -164,7 +164,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
             f"fit one (train.calibrate_from {least}); captioner calibrate fits it on other photos"
         )
         return
-    logger.info(f"fitting the calibrator of confidence on {count} photos")
+    logger.info(f"fitting the calibrator of confidence on {count} photos, and on training photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
         calibrator, report = fit(
