@@ -51,8 +51,8 @@ BACKBONE_SOURCES = Registry(
 WINDOWS = Registry(
     "attention.window",
     **{"global": "captioner.models.attention.attention:GlobalWindow"},  # a keyword of Python
-    local_m="captioner.models.attention.windows:MonotonicWindow",
-    local_p="captioner.models.attention.windows:PredictiveWindow",
+    local_m="captioner.models.attention.scores:MonotonicWindow",
+    local_p="captioner.models.attention.scores:PredictiveWindow",
 )
 SELECTS = Registry(
     "attention.select",
@@ -71,7 +71,7 @@ DATA_FORMATS = Registry(
     "data.format",
     flickr8k="captioner.data.formats.flickr:flickr8k",
     flickr30k="captioner.data.formats.flickr:flickr30k",
-    karpathy="captioner.data.formats.karpathy:karpathy",
+    karpathy="captioner.data.formats.coco:karpathy",
     coco="captioner.data.formats.coco:coco",
     imagefolder="captioner.data.formats.table:imagefolder",
     table="captioner.data.formats.table:table",

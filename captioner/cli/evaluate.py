@@ -145,7 +145,7 @@ def _caption_split(
     """Caption the photos of a split and score them; return the photos and the exit code, too."""
     from captioner.data.checks import same_caption
     from captioner.evaluation.evaluate import evaluate
-    from captioner.evaluation.objects import Objects
+    from captioner.evaluation.grounding import Objects
 
     split = data.split(arguments.split)
     if not data.split_names and arguments.split not in ("train", "val"):
@@ -199,7 +199,7 @@ def _caption_split(
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     """Print the tables of the results."""
     from captioner.evaluation.metrics import PYTHON_TOKENIZER
-    from captioner.evaluation.tables import BIAS, result_tables
+    from captioner.evaluation.results import BIAS, result_tables
 
     signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
@@ -220,7 +220,7 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
 def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
     from captioner.data.images import open_image
-    from captioner.evaluation.tables import cell_text, result_tables
+    from captioner.evaluation.results import cell_text, result_tables
     from captioner.visualization.page import report_example, report_page
 
     results, captions = evaluation.results, evaluation.captions

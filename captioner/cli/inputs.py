@@ -91,7 +91,7 @@ def open_photo(photo: Path | str) -> Image.Image:
         return open_image(content)
     if isinstance(photo, Path):
         return open_image(photo)
-    from captioner.data.download import fetch_image
+    from captioner.storage import fetch_image
 
     # The user chose the address, so it may be one of the user's own network.
     content = fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
@@ -112,9 +112,9 @@ def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
     """Return why an argument cannot be a photo by its name; None if it may be one."""
     suffix = Path(name).suffix.lower()
     if is_address(name):
-        from captioner.data.download import is_url
+        from captioner.storage import is_web_address
 
-        if not is_url(name):
+        if not is_web_address(name):
             return "is an address that is not fetched; captioner batch reads those of fsspec"
         if not allow_urls:
             return (

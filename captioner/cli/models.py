@@ -33,7 +33,7 @@ def average(parser: parsing.CommandParser) -> int:
     arguments = parser.parse()
 
     from captioner.checkpoint import save_model
-    from captioner.evaluation.average import average_models
+    from captioner.training.pretrained import average_models
 
     _check_absent(arguments.output)
     model, config, vocabulary = average_models(arguments.models)

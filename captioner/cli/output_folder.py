@@ -186,7 +186,7 @@ def save_pictures(
                 for word, picture in zip(word_names(name, caption.words), drawn, strict=True):
                     save(word, png(picture))
             elif kind == "matrix":
-                from captioner.visualization.matrix import matrix_bytes
+                from captioner.visualization.figures import matrix_bytes
 
                 for form in ("png", *sorted({"pdf", "svg"} & set(options.save))):
                     save(f"{name}.matrix.{form}", matrix_bytes(caption, form, style))

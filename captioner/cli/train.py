@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_type_hints
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
-from captioner.cli.suggestions import unknown_options
+from captioner.cli.parsing import unknown_options
 from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
@@ -262,7 +262,7 @@ def plot(parser: parsing.CommandParser) -> int:
     if "gif" in arguments.save:
         logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
 
-    from captioner.visualization.curves import save_curves
+    from captioner.visualization.figures import save_curves
 
     metrics, entries = arguments.run / "metrics.jsonl", []
     with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from captioner.data.vocabulary import START_INDEX
+from captioner.runtime.draws import child_seeds
 
 
 def pack_by_step(values: Tensor, lengths: Tensor) -> Tensor:
@@ -109,6 +110,20 @@ class Batch:
         inputs = inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         moved = replace(moved, inputs=inputs, mean_std=None)
         return replace(moved, images=self.images, lengths=self.lengths)
+
+    def repeated(self, times: int) -> Batch:
+        """Return the batch with each caption `times` times in a row, with seeds of their own."""
+        if times == 1:
+            return self
+        changed: dict[str, Any] = {
+            name: value.repeat_interleave(times, 0)
+            for name in ("image_index", "targets", "lengths", "weights")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.seeds is not None:
+            number = torch.arange(times, device=self.seeds.device)
+            changed["seeds"] = child_seeds(self.seeds.unsqueeze(1), number).flatten()
+        return replace(self, words=times * self.words, captions=times * self.captions, **changed)
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (called by the DataLoader)."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from captioner.data.inputs import opened
 from captioner.errors import DataError, ImageError
-from captioner.evaluation.cider import CiderD
-from captioner.evaluation.metrics import tokenize
+from captioner.evaluation.metrics import CiderD, tokenize
 from captioner.generation import search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import (

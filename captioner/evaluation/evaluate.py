@@ -12,11 +12,10 @@ from captioner.data.inputs import opened
 from captioner.data.splits import CaptionedImage
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.calibration import calibration_report
-from captioner.evaluation.grounding import GroundedWord, ground, in_whole_words
+from captioner.evaluation.grounding import GroundedWord, Objects, ground, in_whole_words
 from captioner.evaluation.grounding import summary as grounding_summary
 from captioner.evaluation.intervals import ImageScores, bootstrap_intervals
 from captioner.evaluation.metrics import score_captions
-from captioner.evaluation.objects import Objects
 from captioner.evaluation.results import digest_of
 from captioner.evaluation.statistics import bias_counts, corpus_statistics
 from captioner.log import logger, progress_bar

@@ -22,7 +22,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from captioner import __version__
 from captioner.captioner import Captioner
-from captioner.data.download import fetch_image
 from captioner.data.images import open_image
 from captioner.data.inputs import ImageInput
 from captioner.errors import ConfigError, ImageError
@@ -46,6 +45,7 @@ from captioner.serving.requests import (
     read_request,
 )
 from captioner.serving.security import LOOPBACK_HOSTS, BearerToken, BrowserRules
+from captioner.storage import fetch_image
 from captioner.visualization import Caption
 from captioner.visualization.page import viewer_script
 

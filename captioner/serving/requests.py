@@ -20,8 +20,8 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from captioner.config import HardAttentionMode
-from captioner.data.download import is_url
 from captioner.serving.answers import Problem, option_problem
+from captioner.storage import is_web_address
 from captioner.visualization.style import STYLES, StyleName
 
 MULTIPART, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
@@ -206,7 +206,7 @@ async def _read_form(request: Request, body: AsyncGenerator[bytes, None]) -> Bod
             photos.append(Photo(value.filename or "photo", await value.read()))
         elif isinstance(value, str) and name != IMAGE:
             fields[name] = value
-        elif isinstance(value, str) and is_url(value):
+        elif isinstance(value, str) and is_web_address(value):
             photos.append(Photo(value, value))
         else:
             detail = f"a photo is a file in the field {IMAGE} (curl -F {IMAGE}=@photo.jpg)"
@@ -225,7 +225,7 @@ def _read_json(body: bytes) -> Body:
     photos = []
     for number, text in enumerate(images if is_list else [images], start=1):
         try:
-            if is_url(text):
+            if is_web_address(text):
                 photos.append(Photo(text, text))
                 continue
             encoded = text.partition(",")[2] if text.startswith("data:") else text

@@ -16,7 +16,7 @@ from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel
 from captioner.runtime.device import at_least_float32
 from captioner.training.distillation import Teachers, TeacherTargets, load_teachers
-from captioner.training.reinforce import Reinforce, repeat_captions
+from captioner.training.reinforce import Reinforce
 from captioner.training.task import LossOutput, TrainingTask
 
 
@@ -57,7 +57,7 @@ class CrossEntropyTask(TrainingTask):
         """Return the loss of a batch, with the metrics of its terms and of its attention."""
         reinforce = self.reinforce
         samples = 1 if reinforce is None else reinforce.hard.samples
-        repeated = repeat_captions(batch, samples)
+        repeated = batch.repeated(samples)
         if not len(batch):  # other processes have captions
             empty = self.empty_output()
             if reinforce is not None and reinforce.baseline is not None:

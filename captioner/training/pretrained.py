@@ -1,17 +1,19 @@
-"""Begin training with the weights of another model, also one of another vocabulary."""
+"""Begin with the weights of another model, also of another vocabulary; average models."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from captioner.checkpoint import load_vocabulary, read_weights
+from captioner.checkpoint import load_model, load_vocabulary, model_folder, read_weights
+from captioner.config import ModelConfig
 from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
-from captioner.errors import ConfigError
+from captioner.errors import CheckpointError, ConfigError
 from captioner.log import logger
 from captioner.models.model import CaptionModel
 
@@ -91,3 +93,44 @@ def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> 
         drawn += 0.5 * rare.std(0) * noise
     rows[new] = drawn.to(table.dtype)
     return rows
+
+
+# Mean cosine of two decoders' weight matrices: about 0 for models that began apart, which average
+# to noise; the bundled soft and hard models, of one ancestor, have 0.96.
+LEAST_ALIKE = 0.2
+
+
+def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
+    """Average the weights of models fine-tuned from one (model soups, Wortsman et al., 2022).
+
+    The settings and the vocabulary are those of the first.
+    """
+    first, *others = map(model_folder, models)
+    average, config, vocabulary = load_model(first)
+    first_weights = average.state_dict()
+    sums = {name: value.double() for name, value in first_weights.items()}
+    for folder in others:
+        model, _, other_vocabulary = load_model(folder)
+        weights = model.state_dict()
+        shapes, expected = ({n: value.shape for n, value in w.items()} for w in (weights, sums))
+        if other_vocabulary.tokens != vocabulary.tokens or shapes != expected:
+            raise CheckpointError(
+                f"{folder}: is not a model like {first} (its weights differ in size, or its "
+                "vocabulary); average models of one kind, fine-tuned from the same model"
+            )
+        cosines = [
+            float(torch.cosine_similarity(value.flatten(), weights[name].flatten(), dim=0))
+            for name, value in first_weights.items()
+            if name.startswith("decoder.") and value.dim() > 1
+        ]
+        cosine = sum(cosines) / len(cosines)
+        if cosine < LEAST_ALIKE:
+            raise CheckpointError(
+                f"{folder}: did not begin with the same model as {first} (the cosine of their "
+                f"weights is {cosine:.2f}), and the average of such models writes noise; average "
+                "models that were fine-tuned from one model"
+            )
+        for name, value in weights.items():
+            sums[name] += value
+    average.load_state_dict({name: value / len(models) for name, value in sums.items()})
+    return average, config, vocabulary

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from captioner.config.settings import HardConfig
-from captioner.data.batch import Batch, unpack_by_step, word_mask
+from captioner.data.batch import unpack_by_step, word_mask
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes
-from captioner.runtime.draws import child_seeds
 
 Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`pad_batch`)
 
@@ -63,7 +61,7 @@ class Reinforce(nn.Module):
     noise (Williams, 1992).
 
     Args:
-        hard: With `samples` of the attention for each caption (see `repeat_captions`).
+        hard: With `samples` of the attention for each caption (`Batch.repeated`).
     """
 
     def __init__(self, hard: HardConfig) -> None:
@@ -115,18 +113,3 @@ class Reinforce(nn.Module):
         by_caption = rewards.unflatten(0, (-1, self.hard.samples))
         others = by_caption.sum(1, keepdim=True) - by_caption
         return (others / (self.hard.samples - 1)).flatten(0, 1)
-
-
-def repeat_captions(batch: Batch, times: int) -> Batch:
-    """Return the batch with each caption `times` times in a row, each with a seed of its own."""
-    if times == 1:
-        return batch
-    repeated: dict[str, Any] = {
-        name: value.repeat_interleave(times, 0)
-        for name in ("image_index", "targets", "lengths", "weights")
-        if (value := getattr(batch, name)) is not None
-    }
-    if batch.seeds is not None:
-        number = torch.arange(times, device=batch.seeds.device)
-        repeated["seeds"] = child_seeds(batch.seeds.unsqueeze(1), number).flatten()
-    return replace(batch, words=times * batch.words, captions=times * batch.captions, **repeated)

@@ -13,7 +13,7 @@ from captioner.config.settings import Config, SelfCriticalConfig
 from captioner.data.batch import Batch, pack_by_step
 from captioner.data.sources import SourceImages
 from captioner.data.vocabulary import END, Vocabulary
-from captioner.evaluation.cider import CiderD
+from captioner.evaluation.metrics import CiderD
 from captioner.generation import SearchOptions, sample, writable
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.models.model import CaptionModel

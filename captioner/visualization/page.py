@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from captioner.visualization.files import data_url
-from captioner.visualization.labels import KEY, NOTES
 from captioner.visualization.overlay import resize_captioned, scaled_size
-from captioner.visualization.sheet import Named
+from captioner.visualization.sheet import KEY, NOTES, Named
 from captioner.visualization.style import OverlayStyle, Style, viewer_tables
 from captioner.visualization.typography import one_line
 

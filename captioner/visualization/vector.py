@@ -5,12 +5,8 @@ The photo is in the file once. matplotlib makes this module slow to import.
 
 from __future__ import annotations
 
-import io
-import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
@@ -22,6 +18,7 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 from PIL.ImageFont import FreeTypeFont
 
+from captioner.visualization.figures import figure_bytes
 from captioner.visualization.files import data_url
 from captioner.visualization.overlay import Box, attention_heat, draw_marks, line_widths
 from captioner.visualization.style import (
@@ -38,7 +35,6 @@ from captioner.visualization.style import (
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
 
-_RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 _MAP_STEP_PX = 3  # of the page, between the points at which a map is computed
 
@@ -213,16 +209,3 @@ class _Picture(Artist):
 
 def _points(pixels: float) -> float:
     return pixels * 72 / _PX_PER_INCH
-
-
-def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> bytes:
-    """Return a figure as PNG, PDF or SVG: the same figure, the same bytes; options of savefig."""
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-    # 42: TrueType, which journals ask for. Letters of an SVG are shapes, for want of the font.
-    settings: Any = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "captioner"}
-    file = io.BytesIO()
-    with _RC_CONTEXT, matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Of letters that no font has: `font` says so, once.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure.savefig(file, format=kind, metadata={"Title": title, **undated}, **options)
-    return file.getvalue()

@@ -375,7 +375,7 @@
     return [parts.join(". "), warning];
   }
 
-  /** The marks on the photo with their meanings: see sign_key in labels.py. */
+  /** The marks on the photo with their meanings: see sign_key in sheet.py. */
   function marksOf({ maps, cells, paths }) {
     const marks = [];
     if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))

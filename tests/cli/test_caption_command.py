@@ -136,7 +136,7 @@ def test_a_plain_sheet_imports_only_what_it_needs(photo: Path, tmp_path: Path) -
         "import sys; from captioner.cli.caption import caption\n"
         f"code = caption([{str(photo)!r}, '--output', {str(tmp_path / 'out')!r}])\n"
         "names = ['matplotlib.pyplot', 'matplotlib.figure', 'tensorboard', 'torch']\n"
-        "names += ['captioner.data.layouts', 'captioner.data.download']\n"
+        "names += ['captioner.data.layouts', 'captioner.storage']\n"
         "names += ['captioner.cli.' + name for name in 'alt_text pages suggestions'.split()]\n"
         "print(code, [name for name in names if name in sys.modules])"
     )

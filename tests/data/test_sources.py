@@ -21,7 +21,6 @@ from captioner.data.dataset import (
 from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.training.reinforce import repeat_captions
 
 VOCABULARY = Vocabulary(tiny.WORDS)
 
@@ -107,7 +106,7 @@ def test_loss_weights_are_per_caption(two: DataConfig) -> None:
     sources = data.source_of[batch.images.numpy()][batch.image_index.numpy()]
     assert sorted(sources.tolist()) == [0, 0, 1, 1]
     assert batch.weights.tolist() == np.where(sources == 0, 0.5, 1.0).tolist()
-    repeated = repeat_captions(batch, 3)
+    repeated = batch.repeated(3)
     assert torch.equal(repeated.tokens[::3], batch.tokens)
     assert repeated.inputs is batch.inputs
 

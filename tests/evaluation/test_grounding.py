@@ -17,17 +17,15 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.evaluate import measure_grounding
 from captioner.evaluation.grounding import (
     CENTRE_SIGMA,
+    Objects,
+    category_names,
+    category_of,
     cell_hits,
     centred_map,
     coverage,
     ground,
-    summary,
-)
-from captioner.evaluation.objects import (
-    Objects,
-    category_names,
-    category_of,
     named_categories,
+    summary,
 )
 from captioner.types import Geometry
 from captioner.visualization import Caption

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation import metrics
-from captioner.evaluation.metrics import Scores, quick_scores, score_captions
+from captioner.evaluation.metrics import CiderD, Scores, quick_scores, score_captions
 
 NGRAM_METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 CANDIDATES = {1: "a black dog runs in the snow", 2: "two men sit on a red bench"}
@@ -307,3 +310,46 @@ def test_references_without_words_lower_no_score() -> None:
     assert "references_without_words" not in clean.signature
     with pytest.raises(DataError, match="image 2 has references without words"):
         score_captions(captions, {1: ["a dog"], 2: ["", "!"]})
+
+
+WORDS = [f"w{number}" for number in range(30)]
+
+
+def made_up(seed: int, photos: int = 40) -> tuple[list[list[list[str]]], list[list[str]]]:
+    """References of each photo, and one caption, often cut from a reference."""
+    rng = random.Random(seed)
+
+    def caption() -> list[str]:
+        return [rng.choice(WORDS) for _ in range(rng.randint(1, 14))]
+
+    references = [[caption() for _ in range(rng.randint(1, 5))] for _ in range(photos)]
+    captions = [
+        caption() if rng.random() < 0.5 else rng.choice(own)[: rng.randint(1, 9)]
+        for own in references
+    ]
+    return references, captions
+
+
+def by_coco_caption(references: list[list[list[str]]], captions: list[list[str]]) -> np.ndarray:
+    scorer = CiderScorer(n=4, sigma=6.0)
+    for caption, own in zip(captions, references, strict=True):
+        scorer += (" ".join(caption), [" ".join(reference) for reference in own])
+    return np.array(scorer.compute_score()[1])
+
+
+def test_it_is_coco_captions_cider() -> None:
+    references, captions = made_up(0)
+    own = CiderD(references).scores(range(len(captions)), captions)
+    np.testing.assert_allclose(own, by_coco_caption(references, captions), atol=1e-12)
+    assert own.std() > 0.1
+    np.testing.assert_array_equal(CiderD(references).scores([0, 3], [[], ["new", "words"]]), 0)
+
+
+def test_several_captions_of_a_photo_in_any_order_are_scored_as_alone() -> None:
+    references, captions = made_up(7)
+    reward = CiderD(references)
+    rng = np.random.default_rng(0)
+    photos = rng.integers(0, 5, 30).tolist()
+    mixed = [captions[int(rng.integers(len(captions)))] for _ in photos]
+    alone = [reward.scores([p], [c])[0] for p, c in zip(photos, mixed, strict=True)]
+    np.testing.assert_allclose(reward.scores(photos, mixed), alone, atol=1e-12)

@@ -15,7 +15,6 @@ from captioner.config.settings import Config
 from captioner.errors import ConfigError
 from captioner.training import train
 from captioner.training.distillation import Teachers, TeacherTargets
-from captioner.training.reinforce import repeat_captions
 from captioner.training.setup import prepare
 
 CPU = torch.device("cpu")
@@ -114,7 +113,7 @@ def test_all_samples_of_a_caption_are_taught_the_same(
     setup.task(batch)
     assert len(given) == 1
     assert len(given[0].probs) == int(batch.lengths.sum()), "once for all samples"
-    repeated = asked(repeat_captions(batch, 3))
+    repeated = asked(batch.repeated(3))
     torch.testing.assert_close(given[0].repeated(3).probs, repeated.probs)
     torch.testing.assert_close(given[0].repeated(3).maps, repeated.maps)
 

@@ -23,7 +23,7 @@ from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
 from captioner.training.cross_entropy import caption_losses
 from captioner.training.distillation import TeacherTargets
-from captioner.training.reinforce import Reinforce, repeat_captions
+from captioner.training.reinforce import Reinforce
 from captioner.types import Grid
 
 L, T, D, H, V = 3, 2, 3, 5, 7
@@ -82,7 +82,7 @@ def repeated(seed: int, captions: int, samples: int) -> Batch:
         captions=captions,
         seeds=child_seeds(torch.tensor(seed), torch.arange(captions)),
     )
-    return repeat_captions(batch, samples)
+    return batch.repeated(samples)
 
 
 def flat_gradient(loss: Tensor, decoder: Decoder) -> Tensor:
@@ -340,7 +340,7 @@ def test_each_sample_of_a_caption_keeps_its_words_and_weight_and_has_its_own_see
         targets=torch.tensor([[4, 2], [5, 2], [6, 2]]),
         weights=torch.tensor([1.0, 2.0, 3.0]),
     )
-    twice = repeat_captions(batch, 2)
+    twice = batch.repeated(2)
     assert twice.image_index.tolist() == [0, 0, 1, 1, 0, 0]
     assert twice.targets[:, 0].tolist() == [4, 4, 5, 5, 6, 6]
     assert twice.weights is not None

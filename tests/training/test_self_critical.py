@@ -17,7 +17,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import SelfCriticalConfig
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
-from captioner.evaluation.cider import CiderD
+from captioner.evaluation.metrics import CiderD
 from captioner.generation import SearchOptions, sample, writable
 from captioner.models.build import build_decoder
 from captioner.training import train

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.data.batch import Batch, pack_by_step, unpack_by_step
 from captioner.models.attention.attention import Attention
 from captioner.training.optimizer import build_optimizer
-from captioner.training.reinforce import repeat_captions
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
 
@@ -134,7 +133,7 @@ def test_the_effect_of_attention_is_that_of_random_cells_drawn_anew(
                 for parameter in module.score.parameters():
                     parameter.zero_()
     at_random = model(grid, *given, seeds)
-    targets, lengths = repeat_captions(batch, 2).targets, given[2]
+    targets, lengths = batch.repeated(2).targets, given[2]
     losses = [
         unpack_by_step(
             functional.cross_entropy(

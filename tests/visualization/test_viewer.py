@@ -17,9 +17,9 @@ from PIL import Image
 import captioner.visualization
 from captioner.types import Geometry
 from captioner.visualization import OverlayStyle
-from captioner.visualization.labels import caption_note, sign_key
 from captioner.visualization.overlay import word_overlay
 from captioner.visualization.page import viewer_script
+from captioner.visualization.sheet import caption_note, sign_key
 from captioner.visualization.style import Layers
 
 FOLDER = Path(captioner.visualization.__file__).parent

@@ -1,6 +1,6 @@
 """Attention in three exchangeable stages, score, window and select, with those of the paper.
 
-Other scores are in `scores`, windows of some cells in `windows`.
+Other scores, and windows of some cells, are in `scores`.
 """
 
 from __future__ import annotations

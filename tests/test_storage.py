@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from captioner.data.download import fetch_image, is_url
 from captioner.errors import ImageError
+from captioner.storage import fetch_image, is_url
 
 PHOTO = bytes(range(256)) * 40
 

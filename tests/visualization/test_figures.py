@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from captioner.visualization.curves import save_curves
+from captioner.visualization.figures import save_curves
 
 
 def panel(figure, title):
