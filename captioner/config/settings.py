@@ -467,7 +467,7 @@ class TrainConfig:
         val_beam_size: Beam of that validation; null is that of `decoding`, as `evaluate` uses.
         val_photos: Validate on the first so many images (of each source); null takes all.
         checkpoint_every: Steps between checkpoints inside an epoch; 0 saves at its end only.
-        log_every: Steps between log entries.
+        log_every: Steps between log entries; the last step of an epoch has one, too.
         calibrate_from: At the end, the calibrator of `best` (the confidence of its captions) is
             fitted on the validation images where there are at least so many; 0 fits none.
         samples: Validation images whose attention sheets are shown in TensorBoard, epoch by epoch.

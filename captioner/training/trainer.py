@@ -23,9 +23,8 @@ from captioner.runtime.distributed import from_first_process, parallel, rank, wo
 from captioner.runtime.draws import seed_of
 from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.capture import FixedShapeStep, step_kind
-from captioner.training.model_card import model_card
 from captioner.training.optimizer import AveragedModel, build_optimizer
-from captioner.training.run_log import RunLog
+from captioner.training.run_log import RunLog, model_card
 from captioner.training.setup import Setup
 from captioner.training.step import (
     StepOutput,
@@ -213,8 +212,8 @@ class Trainer:
                 self.batch += len(batches)
                 self.step += 1
                 bar.update(len(batches))
-                # the first step of a run too, or a short one would show no loss
-                if output and (self.step == 1 or self.step % config.train.log_every == 0):
+                is_last = self.batch >= num_batches  # of an epoch, which may be short
+                if output and (is_last or self.step % config.train.log_every == 0):
                     if in_a_row := int(self.skipped_steps):
                         self._report_skipped(in_a_row)
                     elapsed = time.perf_counter() - started
@@ -228,7 +227,7 @@ class Trainer:
                     if log is not None:
                         log.write("train", self.step, metrics)
                 every = config.train.checkpoint_every
-                if every and self.step - saved_step >= every and self.batch < num_batches:
+                if every and self.step - saved_step >= every and not is_last:
                     self.save()
                     saved_step = self.step
         self.interrupts.release()
