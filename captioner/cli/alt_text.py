@@ -332,7 +332,8 @@ class _TagReader(HTMLParser):
             return
         line, column = self.getpos()
         # Where a script loads the image when it is scrolled to, `src` is a placeholder.
-        address = values.get("data-src") or values.get("src", "")
+        address = values.get("data-src") or values.get("src")
+        address = address or values.get("srcset", "").partition(" ")[0].rstrip(",")
         self.tags.append((self._lines[line - 1] + column, text, address))
 
 

@@ -279,8 +279,11 @@ def test_decoration_and_labelled_images_are_left_alone(
 # --------------------------------------------------------------------------------- addresses
 
 
-def test_an_image_that_a_script_loads_is_at_data_src(tmp_path: Path) -> None:
-    tag = '<img src="data:image/gif;base64,R0" data-src="a.jpg">'
+@pytest.mark.parametrize(
+    "tag",
+    ['<img src="data:image/gif;base64,R0" data-src="a.jpg">', '<img srcset="a.jpg 1x, b.jpg 2x">'],
+)
+def test_an_image_without_a_plain_src_is_found(tmp_path: Path, tag: str) -> None:
     page = page_of(tmp_path, tag)
     filled = page.filled({tmp_path / "a.jpg": "A dog"}).decode()
     assert filled == tag.replace("<img", '<img alt="A dog"')
