@@ -75,13 +75,9 @@ reproduce: $(installed)
 	$(call train,bundled_teacher_2,bundled_teacher.yaml) --train.seed 2 --encoder.trainable_from blocks.3
 	$(call train,bundled_teacher_3,bundled_teacher.yaml) --config configs/families/top_down.yaml --train.seed 3
 	$(call train,bundled_soft,bundled_soft.yaml)
-	$(call train,bundled_hard,bundled_hard.yaml)
-	test -e runs/bundled_hard_averaged || $(python) -m captioner average runs/bundled_hard/best \
-	  runs/bundled_soft/best runs/bundled_hard_averaged
 	$(call train,bundled_soft_self_critical,bundled_soft_self_critical.yaml)
-	$(call train,bundled_hard_self_critical,bundled_hard_self_critical.yaml)
-	$(call train,bundled_hard_distilled,bundled_hard_distilled.yaml)
-	$(foreach model,bundled_soft_self_critical bundled_hard_distilled, \
+	$(call train,bundled_hard,bundled_hard.yaml)
+	$(foreach model,bundled_soft_self_critical bundled_hard, \
 	  $(call evaluate,$(model),flickr8k,$(FLICKR8K),dev,validation) && \
 	  $(call evaluate,$(model),table,$(PEOPLE),val,everyday) &&) true
 

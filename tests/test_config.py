@@ -70,7 +70,7 @@ def model_part(config: Config) -> ModelConfig:
 def test_a_chain_of_recipes_inherits_from_the_first_to_the_last() -> None:
     config = read_recipe("bundled_hard")
     assert config.attention.temperature == 0.15  # its own
-    assert config.loss.distillation == 0.5  # its own, over that of bundled_soft
+    assert config.loss.distillation == 1.0  # its own, over that of bundled_soft
     assert config.optim.warmup_steps == 20  # bundled_soft
     assert config.decoder.embed_dim == 384  # bundled_teacher
 
