@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["errors", "types", "data.tokenizer", "cli.alt_text", "cli.suggestions"]
+    "module", ["errors", "types", "data.tokenizer", "cli.alt_text", "cli.parsing"]
 )
 def test_examples_of_docstrings_hold(module: str) -> None:
     results = doctest.testmod(import_module(f"captioner.{module}"))

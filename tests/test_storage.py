@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from captioner.errors import ImageError
-from captioner.storage import fetch_image, is_url
+from captioner.storage import fetch_image, is_web_address
 
 PHOTO = bytes(range(256)) * 40
 
@@ -73,8 +73,8 @@ def test_other_addresses_are_refused() -> None:
     for url in ("file:///etc/passwd", "http://", "https://a b/", "a.jpg"):
         with pytest.raises(ImageError):
             fetch(url)
-    assert is_url("HTTPS://example.org/a.jpg")
-    assert not is_url("photos/http.jpg")
+    assert is_web_address("HTTPS://example.org/a.jpg")
+    assert not is_web_address("photos/http.jpg")
 
 
 def test_private_addresses_are_refused_however_they_are_named(

@@ -126,8 +126,8 @@ def test_the_function_that_a_gpu_fuses_is_the_additive_score(heads: int) -> None
     torch.testing.assert_close(found, score.compare(queries, keys), rtol=1e-12, atol=1e-12)
 
 
-B, K, ROWS, COLUMNS, D, H = 3, 4, 4, 6, 5, 7
-L = ROWS * COLUMNS
+ROWS, COLUMNS = 4, 6
+CELLS = ROWS * COLUMNS
 
 
 def random_grid(rows: int = ROWS, columns: int = COLUMNS) -> Grid:
@@ -201,7 +201,7 @@ def test_maps_are_distributions_inside_of_the_window(window: Window) -> None:
         assert bias is not None
         torch.testing.assert_close(attended.weights.sum(-1), torch.ones(B, K).double())
         assert torch.equal(attended.weights == 0, bias == -torch.inf)
-        assert 1 < (attended.weights[0, 0] > 0).sum() < L
+        assert 1 < (attended.weights[0, 0] > 0).sum() < CELLS
         free = module.score(query, module.score.keys(grid.features))[:, 0]
         expected = torch.softmax(free + bias, -1)
         torch.testing.assert_close(attended.weights, expected)
@@ -216,12 +216,12 @@ def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
         window.hidden.weight.normal_(std=10)
         window.centre.weight.normal_(std=3)
     query = torch.randn(1, 3000, H)
-    bias = window(query, Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
+    bias = window(query, Grid(torch.zeros(1, CELLS, D), ROWS, COLUMNS), 0)
     assert bias is not None
     assert ((bias > -torch.inf).sum(-1) >= 1).all()
     halfway = PredictiveWindow(AttentionConfig(radius=0.5), query_dim=H)
     nn.init.zeros_(halfway.centre.weight)  # the centre of an even grid lies between its cells
-    bias = halfway(query[:, :1], Grid(torch.zeros(1, L, D), ROWS, COLUMNS), 0)
+    bias = halfway(query[:, :1], Grid(torch.zeros(1, CELLS, D), ROWS, COLUMNS), 0)
     assert bias is not None
     inside = (bias[0, 0] > -torch.inf).nonzero().flatten().tolist()
     assert inside == [1 * COLUMNS + 2, 1 * COLUMNS + 3, 2 * COLUMNS + 2, 2 * COLUMNS + 3]
@@ -245,9 +245,9 @@ def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: in
     for word in range(words + 4):
         bias = window(query, grid, word)
         assert bias is not None
-        assert bias.shape == (B, K, L)
+        assert bias.shape == (B, K, CELLS)
         assert set(bias.unique().tolist()) <= {0.0, -math.inf}
-        expected = plain_local_m(radius, words, word, L)
+        expected = plain_local_m(radius, words, word, CELLS)
         assert expected
         for b, k in product(range(B), range(K)):
             assert (bias[b, k] == 0).nonzero().flatten().tolist() == expected
@@ -255,7 +255,7 @@ def test_local_m_goes_through_the_grid_in_reading_order(radius: float, words: in
         if word == 0:
             assert 0 in expected
         if word >= words:  # through with the grid: the last cell, for ever
-            assert expected == plain_local_m(radius, words, 10**6, L)
-            assert L - 1 in expected
-    if radius * 2 * words >= L + words:
-        assert seen == set(range(L)), "a window that is wide enough leaves no cell out"
+            assert expected == plain_local_m(radius, words, 10**6, CELLS)
+            assert CELLS - 1 in expected
+    if radius * 2 * words >= CELLS + words:
+        assert seen == set(range(CELLS)), "a window that is wide enough leaves no cell out"
