@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -289,7 +288,8 @@ class CiderD:
     def _pairwise(self, captions: Sequence[Sequence[str]], image: int) -> np.ndarray:
         """Return CIDEr-D [captions, references] of captions against each reference of an image."""
         counts = [_grams(caption) for caption in [*captions, *self.references[image]]]
-        columns = {gram: column for column, gram in enumerate(dict.fromkeys(chain(*counts)))}
+        distinct = dict.fromkeys(itertools.chain(*counts))
+        columns = {gram: column for column, gram in enumerate(distinct)}
         idf = [self.log_images - math.log(max(1.0, self.frequency[gram])) for gram in columns]
         order = np.array([len(gram) for gram in columns])
         vectors = np.zeros((len(counts), len(columns)))

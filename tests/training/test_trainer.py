@@ -72,6 +72,14 @@ def test_every_step_and_validation_is_logged(whole: Path) -> None:
     assert load_training_state(whole / "last")["epoch"] == 2
 
 
+def test_the_last_step_of_an_epoch_is_logged_however_short_it_is(
+    table: Path, tmp_path: Path
+) -> None:
+    train(tiny.recipe(table, tmp_path / "run", train__log_every=3))
+    logged = [entry["step"] for entry in tiny.log_entries(tmp_path / "run", "train")]
+    assert logged == [3, 4, 6, 8]  # four steps an epoch
+
+
 @pytest.mark.parametrize(
     ("name", "call", "error"),
     [
