@@ -60,6 +60,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or nanobind, in Triton, calls all of that leaked
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java") and shutil.which("java") is None:
         # A metric that silently goes untested is how a wrong METEOR gets published.

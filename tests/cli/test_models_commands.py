@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import Commands, ProgramResult, Programs, Runs
+from programs import Commands, ProgramResult
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_model, save_model
 
 
-def average(commands: Runs, *arguments: object) -> ProgramResult:
+def average(commands: Commands, *arguments: object) -> ProgramResult:
     return commands.run("captioner", "average", *arguments)
 
 
@@ -38,9 +38,9 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
     return folders
 
 
-def test_every_weight_is_the_mean(programs: Programs, several: list[Path], tmp_path: Path) -> None:
+def test_every_weight_is_the_mean(commands: Commands, several: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "mean"
-    done = average(programs, *several, output)
+    done = average(commands, *several, output)
     assert (done.code, done.stdout) == (0, f"{output}\n"), done.stderr
     found, config, vocabulary = load_model(output)
     first, its_config, its_vocabulary = load_model(several[0])
@@ -74,10 +74,10 @@ def test_models_that_began_apart_are_refused(
 
 
 def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
-    programs: Programs, tiny_model: Path, drawn_photos: Path, tmp_path: Path
+    commands: Commands, tiny_model: Path, drawn_photos: Path, tmp_path: Path
 ) -> None:
     options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]
-    done = programs.run("captioner", "export", tiny_model, tmp_path / "small", *options)
+    done = commands.run("captioner", "export", tiny_model, tmp_path / "small", *options)
     assert done.code == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'small'}\n"
     before, after = (

@@ -33,6 +33,7 @@ from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid, hard_attention_mode
 
+Made = Callable[..., tuple[Path, GraphDecoder]]
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 # Each decoder, class of score, window, select, number of heads and gate comes at least once; with
 # -m slow each score too.
@@ -87,9 +88,23 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
     return GraphDecoder(prepare, step, "argmax", description)
 
 
+@pytest.fixture(scope="module")
+def graphs_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Return the graphs of a case and their folder, made once because it takes seconds."""
+    made: dict[str, tuple[Path, GraphDecoder]] = {}
+
+    def graphs(*case: Any) -> tuple[Path, GraphDecoder]:
+        if str(case) not in made:
+            folder = tmp_path_factory.mktemp("graphs")
+            made[str(case)] = folder, as_graphs(decoder_of(*case), folder)
+        return made[str(case)]
+
+    return graphs
+
+
 @pytest.mark.parametrize(("kind", "attention", "settings"), CASES)
 def test_a_search_by_graphs_is_that_of_the_decoder(
-    kind: str, attention: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+    kind: str, attention: dict[str, Any], settings: dict[str, Any], graphs_of: Made
 ) -> None:
     decoder = decoder_of(kind, attention, settings)
     tensors, arrays = grids()
@@ -97,7 +112,7 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     expected = search(decoder, tensors, SearchOptions(**options))
     given = [[[4, 5, 6], [7]]] * B
     expected += force_decode(decoder, tensors, given)
-    graphs = as_graphs(decoder, tmp_path)
+    _, graphs = graphs_of(kind, attention, settings)
     found = search(graphs, arrays, SearchOptions(**options)) + force_decode(graphs, arrays, given)
     if kind == "transformer":  # whose layers have values of their own
         assert not [name for name in graphs.prepare(arrays).arrays if "features" in name]
@@ -112,19 +127,10 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     assert len({tuple(image[0].tokens) for image in found}) > 1 or kind == "mean"
 
 
-@pytest.fixture(scope="module")
-def graph_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, GraphDecoder]:
-    """The graphs of the first case and their folder."""
-    folder = tmp_path_factory.mktemp("graphs")
-    return folder, as_graphs(decoder_of(*CASES[0]), folder)
-
-
-def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
-    graph_folder: tuple[Path, GraphDecoder],
-) -> None:
+def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(graphs_of: Made) -> None:
     """Each share of 5,000 samples within five of its standard errors."""
     decoder, count = decoder_of(*CASES[0]), 5000
-    _, graphs = graph_folder
+    _, graphs = graphs_of(*CASES[0])
     features = grids()[1].features[:1]
 
     def first_step(mode: HardAttentionMode, images: int) -> tuple[Any, Any]:
@@ -155,10 +161,8 @@ def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
         np.testing.assert_allclose(logits[cells == cell][0], expected[0], rtol=2e-4, atol=2e-5)
 
 
-def test_items_computed_at_once_come_in_their_order(
-    graph_folder: tuple[Path, GraphDecoder],
-) -> None:
-    path = graph_folder[0] / GRAPHS[1]
+def test_items_computed_at_once_come_in_their_order(graphs_of: Made) -> None:
+    path = graphs_of(*CASES[0])[0] / GRAPHS[1]
     graph = Graph(path, streams=2)
     _, grid = grids()
     items = [{"features": np.asarray(grid.features[i % B, None]) * (1 + i)} for i in range(7)]

@@ -31,7 +31,7 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
-QUICK = ("soft", "moving average", "self-critical", "fixed shapes")
+QUICK = ("soft", "self-critical", "fixed shapes")
 RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
     "teacher": {"train__epochs": 1},
@@ -180,7 +180,8 @@ def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
     assert "missing" not in first.stderr
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
 def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
     killed: int, table: Path, tmp_path: Path
 ) -> None:
