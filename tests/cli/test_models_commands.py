@@ -74,8 +74,14 @@ def test_models_that_began_apart_are_refused(
 
 
 def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
-    commands: Commands, tiny_model: Path, drawn_photos: Path, tmp_path: Path
+    commands: Commands,
+    tiny_model: Path,
+    drawn_photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Graphs take seconds, and other tests have them.
+    monkeypatch.setattr("captioner.export.export_graphs", lambda *_, **__: None)
     options = ["--no-repeat-ngram", 2, "--length-penalty", 0.5]
     done = commands.run("captioner", "export", tiny_model, tmp_path / "small", *options)
     assert done.code == 0, done.stderr

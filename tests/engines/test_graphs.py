@@ -35,17 +35,18 @@ from captioner.types import Grid, hard_attention_mode
 
 Made = Callable[..., tuple[Path, GraphDecoder]]
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
-# Each decoder, class of score, window, select, number of heads and gate comes at least once; with
-# -m slow each score too.
+# Each decoder that attends, window and select comes at least once; with -m slow each score, gate and
+# the decoder without attention too.
 CASES: list[Any] = [
     ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
      {"gate": "vector", "tie_embeddings": True}),
     ("luong", {"score": "concat", "select": "hard", "key_smoothing": 0.5}, {"gate": "scalar"}),
-    ("luong", {"score": "general", "window": "local_m"}, {"input_feeding": False, "gate": "none"}),
     ("top_down", {"score": "location", "heads": 2}, {}),
     ("transformer", {"score": "cosine", "select": "hard", "window": "local_m", "heads": 2},
      {"layers": 2, "positions": "learned"}),
-    ("mean", {}, {}),
+    pytest.param("luong", {"score": "general", "window": "local_m"},
+                 {"input_feeding": False, "gate": "none"}, marks=pytest.mark.slow),
+    pytest.param("mean", {}, {}, marks=pytest.mark.slow),
     pytest.param("lstm", {"score": "additive"}, {"gate": "none"}, marks=pytest.mark.slow),
     pytest.param("transformer", {"score": "scaled_dot", "heads": 2}, {}, marks=pytest.mark.slow),
 ]  # fmt: skip

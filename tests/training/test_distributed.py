@@ -144,9 +144,10 @@ def test_a_batch_is_shared_by_views() -> None:
     assert batches.share(np.array([3]), 1, 2).size + batches.share(np.array([3]), 0, 2).size == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts",
-    [(2, 1), *(pytest.param(c, marks=pytest.mark.slow) for c in ((1, 2), (2, 3)))],
+    [(2, 1), (1, 2), (2, 3)],
     ids=str,
 )
 def test_a_run_goes_on_with_another_number_of_processes(
