@@ -48,9 +48,11 @@ caption: $(captioning)/installed
 
 # Files stay with one process, so that what a file's tests share is made once. One thread a process:
 # more of them than cores wait for each other, and the suite takes twice as long. One process more than
-# cores gains nothing. Bytecode is kept: without, each process rewrites the assertions of all tests.
+# cores gains nothing. Bytecode is kept: without, each process rewrites the assertions of all tests. A
+# test that hangs fails after three minutes, and says where it was.
 test: lint types
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(python) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+	  -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 
 # Not in parallel: some of them measure time and memory.
 test-slow: $(installed)

@@ -22,6 +22,8 @@ from captioner.log import logger
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+gc.disable()  # until all is imported
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -35,14 +37,19 @@ LONGEST = (
     "cli/test_caption_command.py",
     "batch/test_object_store.py",
     "engines/test_graphs.py",
+    "training/test_capture.py",
     "training/test_trainer.py",
     "test_config.py",
     "test_checkpoint.py",
     "cli/test_evaluate_command.py",
     "serving/test_web_page.py",
     "visualization/test_viewer.py",
-    "models/encoders/test_weights.py",
-    "cli/test_finetune_command.py",
+    "generation/test_fixed_shapes.py",
+    "training/test_run.py",
+    "models/decoders/test_families.py",
+    "engines/test_without_torch.py",
+    "test_docs.py",
+    "visualization/test_sheet.py",
 )
 
 
@@ -56,6 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.freeze()  # or torch's half a million objects are searched for garbage again and again
     gc.set_threshold(20_000, 20, 50)
 
