@@ -5,9 +5,9 @@ A GPU waits for each of them.
     python -m benchmarks.kernels
 
 Counted is what PyTorch dispatches on the CPU, views and allocations apart. A GPU's libraries split
-or join some, and its AdamW updates many weights at once, as the fused one does here. Steps are of 4
-captions of 20 words and 4 images of 64 pixels, with the network of the recipe flickr8k_soft; of 32
-they take as many. Searches are of 20 words for 4 images, with 5 beams, after the encoder.
+or join some, and its AdamW updates many weights at once, as the fused one does here. Steps are of
+32 captions of 20 words and 32 images of 64 pixels, with the network of the recipe flickr8k_soft.
+Searches are of 20 words for 32 images, with 5 beams, after the encoder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from captioner.training.reinforce import Reinforce
 from captioner.training.step import training_step
 from captioner.types import Grid
 
-CAPTIONS, WORDS, VOCABULARY = 4, 20, 1000
+CAPTIONS, WORDS, VOCABULARY = 32, 20, 1000
 WAYS = ("packed", "padded", "graphs")
 CPU = torch.device("cpu")
 StepKind: TypeAlias = Literal["graphs", "inductor", "off"]
