@@ -31,7 +31,7 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
-QUICK = ("soft", "self-critical", "fixed shapes")
+QUICK = ("soft", "self-critical")
 RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
     "teacher": {"train__epochs": 1},
