@@ -82,7 +82,7 @@ def test_a_task_can_be_wrapped_as_it_is_for_several_processes(folder: Path, kind
         torch.manual_seed(3)
         loss = task(batch).loss
         loss.backward()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[0] == losses[1]
     expected = gradients(bare)
     for name, gradient in gradients(wrapped).items():
