@@ -196,6 +196,9 @@ def _written_to(folder: Path) -> Iterator[None]:
             os.close(kept)
 
 
+Runs = Programs | Commands
+
+
 @contextlib.contextmanager
 def programs(folder: Path) -> Iterator[Programs]:
     running = Programs(folder)

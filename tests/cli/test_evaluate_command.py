@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tiny
-from programs import Commands, ProgramResult, Programs
+from programs import Commands, ProgramResult, Programs, Runs
 
 from captioner import Captioner
 from captioner.evaluation.metrics import quick_scores, score_captions
@@ -26,9 +26,7 @@ def table(tmp_path: Path) -> Path:
     return tiny.draw_table(tmp_path / "photos", train=1, val=1, test=6)
 
 
-def evaluate(
-    commands: Commands | Programs, model: Path, table: Path, *options: object
-) -> ProgramResult:
+def evaluate(commands: Runs, model: Path, table: Path, *options: object) -> ProgramResult:
     given = ("--format", "table", "--root", table, "--checkpoint", model, "--device", "cpu")
     # Without Java, which takes seconds: BLEU and the others are computed in Python.
     return commands.run("captioner", "evaluate", *given, *options, PATH="/nowhere")
@@ -185,7 +183,7 @@ def coco(root: Path, *, references: int) -> Path:
     return root
 
 
-def of_coco(commands: Commands | Programs, root: Path, *options: object) -> ProgramResult:
+def of_coco(commands: Runs, root: Path, *options: object) -> ProgramResult:
     """Evaluate a model (`--checkpoint`) or a file (`--results`) on val2017."""
     given = ("--format", "coco", "--root", root, "--split", "val2017", "--device", "cpu")
     return commands.run("captioner", "evaluate", *given, *options, PATH="/nowhere")

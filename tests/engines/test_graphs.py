@@ -33,7 +33,7 @@ from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid, hard_attention_mode
 
-Made = Callable[..., tuple[Path, GraphDecoder]]
+GraphsOf = Callable[..., tuple[Path, GraphDecoder]]
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 # Each decoder that attends, window and select comes at least once; with -m slow each score, gate and
 # the decoder without attention too.
@@ -90,7 +90,7 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
 
 
 @pytest.fixture(scope="module")
-def graphs_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def graphs_of(tmp_path_factory: pytest.TempPathFactory) -> GraphsOf:
     """Return the graphs of a case and their folder, made once because it takes seconds."""
     made: dict[str, tuple[Path, GraphDecoder]] = {}
 
@@ -105,7 +105,7 @@ def graphs_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.parametrize(("kind", "attention", "settings"), CASES)
 def test_a_search_by_graphs_is_that_of_the_decoder(
-    kind: str, attention: dict[str, Any], settings: dict[str, Any], graphs_of: Made
+    kind: str, attention: dict[str, Any], settings: dict[str, Any], graphs_of: GraphsOf
 ) -> None:
     decoder = decoder_of(kind, attention, settings)
     tensors, arrays = grids()
@@ -128,7 +128,9 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     assert len({tuple(image[0].tokens) for image in found}) > 1 or kind == "mean"
 
 
-def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(graphs_of: Made) -> None:
+def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
+    graphs_of: GraphsOf,
+) -> None:
     """Each share of 5,000 samples within five of its standard errors."""
     decoder, count = decoder_of(*CASES[0]), 5000
     _, graphs = graphs_of(*CASES[0])
@@ -162,7 +164,7 @@ def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(graph
         np.testing.assert_allclose(logits[cells == cell][0], expected[0], rtol=2e-4, atol=2e-5)
 
 
-def test_items_computed_at_once_come_in_their_order(graphs_of: Made) -> None:
+def test_items_computed_at_once_come_in_their_order(graphs_of: GraphsOf) -> None:
     path = graphs_of(*CASES[0])[0] / GRAPHS[1]
     graph = Graph(path, streams=2)
     _, grid = grids()

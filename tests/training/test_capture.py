@@ -92,7 +92,7 @@ def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
 def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, kind: str) -> None:
     setup = ready(table, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))]).to(CPU)
-    batch = pad_batch(batch, 6, 10, int(batch.lengths[0]))  # each step is traced
+    batch = pad_batch(batch, 6, 10, int(batch.lengths[0]) + 1)  # each step is traced
     torch.compiler.reset()
     task = copy.deepcopy(setup.task).train()  # a moving average remembers its batches
     compiled = torch.compile(task, fullgraph=True, dynamic=False, backend="eager")
