@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import tiny
 from filelock import FileLock
-from programs import Commands, Programs
+from programs import Commands, Programs, read_translations_once
 from programs import programs as running_programs
 
 from captioner.log import logger
@@ -35,7 +36,6 @@ LONGEST = (
     "evaluation/test_metrics.py",
     "cli/test_serve_command.py",
     "cli/test_caption_command.py",
-    "batch/test_object_store.py",
     "engines/test_graphs.py",
     "training/test_capture.py",
     "training/test_trainer.py",
@@ -65,11 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()  # or torch's half a million objects are searched for garbage again and again
+    atexit.register(gc.unfreeze)  # or nanobind, in Triton, calls all of that leaked
     gc.set_threshold(20_000, 20, 50)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or nanobind, in Triton, calls all of that leaked
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -137,7 +134,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model_with_graphs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fast_export() -> None:
+    """Exports to ONNX take two thirds of the time."""
+    read_translations_once()
+
+
+@pytest.fixture(scope="session")
+def model_with_graphs(
+    fast_export: None, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The tiny model with graphs; made once for all processes of the tests, because it takes seconds."""
     from captioner.export import export_graphs
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import s3fs
 from batch_tools import parts, rows
-from moto.server import ThreadedMotoServer
 from programs import Programs, Running
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[tuple[s3fs.S3FileSystem, dict[str, str]]]:
+def store() -> Iterator[tuple[Any, dict[str, str]]]:
     """A store with an empty bucket, and the environment in which programs find it."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -33,8 +35,9 @@ def store() -> Iterator[tuple[s3fs.S3FileSystem, dict[str, str]]]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_run_from_store_to_store_writes_the_parts_of_a_local_one(
-    store: tuple[s3fs.S3FileSystem, dict[str, str]],
+    store: tuple[Any, dict[str, str]],
     programs: Programs,
     collection: Path,
     undisturbed: Path,

@@ -42,13 +42,13 @@ CASES: list[Any] = [
      {"gate": "vector", "tie_embeddings": True}),
     ("luong", {"score": "concat", "select": "hard", "key_smoothing": 0.5}, {"gate": "scalar"}),
     ("top_down", {"score": "location", "heads": 2}, {}),
-    ("transformer", {"score": "cosine", "select": "hard", "window": "local_m", "heads": 2},
-     {"layers": 2, "positions": "learned"}),
+    ("transformer", {"score": "cosine", "window": "local_m", "heads": 2}, {"positions": "learned"}),
     pytest.param("luong", {"score": "general", "window": "local_m"},
                  {"input_feeding": False, "gate": "none"}, marks=pytest.mark.slow),
     pytest.param("mean", {}, {}, marks=pytest.mark.slow),
     pytest.param("lstm", {"score": "additive"}, {"gate": "none"}, marks=pytest.mark.slow),
-    pytest.param("transformer", {"score": "scaled_dot", "heads": 2}, {}, marks=pytest.mark.slow),
+    pytest.param("transformer", {"score": "scaled_dot", "select": "hard", "heads": 2}, {"layers": 2},
+                 marks=pytest.mark.slow),
 ]  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def as_graphs(decoder: Decoder, folder: Path, dtype: torch.dtype = torch.float32
 
 
 @pytest.fixture(scope="module")
-def graphs_of(tmp_path_factory: pytest.TempPathFactory) -> GraphsOf:
+def graphs_of(fast_export: None, tmp_path_factory: pytest.TempPathFactory) -> GraphsOf:
     """Return the graphs of a case and their folder, made once because it takes seconds."""
     made: dict[str, tuple[Path, GraphDecoder]] = {}
 

@@ -31,7 +31,6 @@ STILL = {
     "train__checkpoint_every": 0,
 }
 HARD = {"attention__select": "hard"}
-QUICK = ("soft", "self-critical")
 RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
     "teacher": {"train__epochs": 1},
@@ -114,7 +113,7 @@ def run_of(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
+    "name", [n if n == "soft" else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]
 )
 def test_two_processes_have_the_losses_and_weights_of_one(run_of: RunOf, name: str) -> None:
     one, two = (run_of(name, count) for count in (1, 2))
