@@ -35,13 +35,12 @@ from captioner.types import Grid, hard_attention_mode
 
 GraphsOf = Callable[..., tuple[Path, GraphDecoder]]
 B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
-# Each decoder that attends, window and select comes at least once; with -m slow each score, gate and
-# the decoder without attention too.
+# Each window and select comes at least once; with -m slow each decoder, score and gate too.
 CASES: list[Any] = [
     ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
      {"gate": "vector", "tie_embeddings": True}),
     ("luong", {"score": "concat", "select": "hard", "key_smoothing": 0.5}, {"gate": "scalar"}),
-    ("top_down", {"score": "location", "heads": 2}, {}),
+    pytest.param("top_down", {"score": "location", "heads": 2}, {}, marks=pytest.mark.slow),
     ("transformer", {"score": "cosine", "window": "local_m", "heads": 2}, {"positions": "learned"}),
     pytest.param("luong", {"score": "general", "window": "local_m"},
                  {"input_feeding": False, "gate": "none"}, marks=pytest.mark.slow),

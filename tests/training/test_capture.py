@@ -85,10 +85,8 @@ def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
         torch.testing.assert_close(results[1][name], expected, rtol=1e-12, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [k if k == "hard" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, kind: str) -> None:
     setup = ready(table, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))]).to(CPU)
