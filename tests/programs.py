@@ -210,15 +210,17 @@ def programs(folder: Path) -> Iterator[Programs]:
 
 
 def read_translations_once() -> None:
-    """Read PyTorch's translations of operators to ONNX once a process.
+    """Read PyTorch's translations of operators to ONNX now, and not again for each graph.
 
     Its exporter reads all of them, a second of a core, for each of the three graphs of a model.
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    if isinstance(ONNXRegistry.__dict__["from_torchlib"], classmethod):  # not yet
-        read = functools.cache(ONNXRegistry.from_torchlib)
-        ONNXRegistry.from_torchlib = staticmethod(read)  # type: ignore[method-assign,assignment]
+    from captioner.export import OPSET
+
+    read = functools.cache(ONNXRegistry.from_torchlib)
+    read(opset_version=OPSET)
+    ONNXRegistry.from_torchlib = staticmethod(read)  # type: ignore[method-assign,assignment]
 
 
 # --- the other end ------------------------------------------------------------------------------
@@ -242,15 +244,13 @@ def serve() -> None:
     import torch._dynamo
     import torch.onnx._internal.exporter._core
     import torch.utils.tensorboard  # noqa: F401
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     import captioner.engines.graphs
     import captioner.export
     import captioner.training
-    import captioner.visualization
+    import captioner.visualization  # noqa: F401
 
     read_translations_once()
-    ONNXRegistry.from_torchlib(opset_version=captioner.export.OPSET)
     gc.freeze()  # a child that collected garbage among all of that would copy its memory
     # The answers keep a descriptor of their own, for nothing that a child prints may come between.
     answers = os.fdopen(os.dup(1), "w")

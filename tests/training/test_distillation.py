@@ -84,11 +84,9 @@ def test_a_teacher_may_have_fine_tuned_other_stages(table: Path, tmp_path: Path,
     assert model.encoder.frozen_stages > 0
     earlier = replace(config, encoder=replace(config.encoder, trainable_from=stage))
     zeros = [value for value in model.encoder.backbone.stages[0].parameters() if not value.any()]
-    for value in zeros:
-        value.detach().fill_(
-            -0.0
-        )  # the same number in other bits, as an average of models may have
     assert zeros
+    for value in zeros:  # the same number in other bits, as an average of models may have
+        value.detach().fill_(-0.0)
     save_model(tmp_path / "earlier", model, earlier, vocabulary, card="#")
     teacher = (str(tmp_path / "earlier"),)
     cache = {"train__start_from": teachers[0], "data__cache": str(tmp_path / "cache")}
