@@ -130,3 +130,9 @@ def test_unlike_teachers_are_refused_in_one_sentence(table, tmp_path, teachers) 
         prepare(recipe(table, tmp_path / "run", (str(tmp_path / "larger"),)), CPU)
     with pytest.raises(ConfigError, match="another vocabulary"):
         prepare(recipe(table, tmp_path / "run", teachers, data__min_count=6), CPU)
+    with torch.no_grad():
+        next(model.encoder.backbone.stages[0].parameters()).mul_(1.01)
+    save_model(tmp_path / "other", model, config, vocabulary, card="#")
+    cache = {"train__start_from": teachers[0], "data__cache": str(tmp_path / "cache")}
+    with pytest.raises(ConfigError, match="other has another frozen encoder"):
+        prepare(recipe(table, tmp_path / "run", (str(tmp_path / "other"),), **cache), CPU)
