@@ -7,13 +7,13 @@ import gc
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
 import tiny
 from filelock import FileLock
-from programs import Commands, Programs, read_translations_once
-from programs import programs as running_programs
+from programs import Commands, Programs, program_server, read_translations_once
 
 from captioner.log import logger
 
@@ -26,7 +26,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 gc.disable()  # until all is imported
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
+PROGRAM_SERVER = "CAPTIONER_PROGRAM_SERVER"  # its address, for xdist's workers
 
 # The files that take longest, begun first: at the end no worker of pytest-xdist waits for another.
 LONGEST = (
@@ -55,6 +55,10 @@ LONGEST = (
 
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # by which xdist begins with the files of most tests
+    if config.getoption("dist", "no") != "no":  # the process that starts xdist's workers
+        server = ExitStack()
+        os.environ[PROGRAM_SERVER] = server.enter_context(program_server())
+        config.add_cleanup(server.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -113,8 +117,9 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """Starts our command line programs."""
-    with running_programs(tmp_path_factory.mktemp("programs")) as started:
-        yield started
+    shared = os.environ.get(PROGRAM_SERVER)
+    with nullcontext(shared) if shared else program_server() as address:
+        yield Programs(tmp_path_factory.mktemp("programs"), address)
 
 
 @pytest.fixture(scope="session")

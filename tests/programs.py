@@ -1,8 +1,9 @@
 """Command line programs as processes of their own, without the seconds that torch's import takes.
 
-One process imports everything and then forks for each command. So a command has its own pid, file
-descriptors, signals and exit code, and runs the real script as `__main__`; only the import is
-shared. `Programs` is the tests' end of it; run as a script, this file is the other end.
+One process imports everything, for all workers of pytest-xdist, and then forks for each command. So
+a command has its own pid, file descriptors, signals and exit code, and runs the real script as
+`__main__`; only the import is shared. `Programs` is the tests' end of it; run as a script, this file
+is the other end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -91,25 +95,33 @@ class Running:
             os.killpg(self.pid, number)
 
 
+@contextlib.contextmanager
+def program_server() -> Iterator[str]:
+    """Run the process that forks for each command, and give the address of its socket."""
+    # Not in pytest's folders, whose names are too long for a socket.
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"{folder}/socket"
+        command = [sys.executable, __file__, address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=REPOSITORY):
+            yield address  # and then its standard input ends, and so does the process
+
+
 class Programs:
     """Starts train.py, caption.py or the package itself."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-        self.server = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=REPOSITORY,
-            text=True,
-        )
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address, self.count = folder, address, 0
 
     def ask(self, request: dict[str, Any]) -> Any:
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
-        self.server.stdin.write(json.dumps(request) + "\n")
-        self.server.stdin.flush()
-        return json.loads(self.server.stdout.readline())
+        with socket.socket(socket.AF_UNIX) as connection:
+            end = time.monotonic() + TIME_LIMIT_S
+            while connection.connect_ex(self.address):  # it is still importing
+                assert time.monotonic() < end, "the process that forks for commands does not answer"
+                time.sleep(0.05)
+            with connection.makefile("rw") as stream:
+                stream.write(json.dumps(request) + "\n")
+                stream.flush()
+                return json.loads(stream.readline())
 
     def start(
         self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
@@ -133,11 +145,6 @@ class Programs:
         self, script: str, *arguments: object, cwd: Path = REPOSITORY, **environment: str
     ) -> ProgramResult:
         return self.start(script, *arguments, cwd=cwd, **environment).wait()
-
-    def close(self) -> None:
-        assert self.server.stdin is not None
-        self.server.stdin.close()
-        self.server.wait()
 
 
 class Commands:
@@ -200,15 +207,6 @@ def _written_to(folder: Path) -> Iterator[None]:
 Runs = Programs | Commands
 
 
-@contextlib.contextmanager
-def programs(folder: Path) -> Iterator[Programs]:
-    running = Programs(folder)
-    try:
-        yield running
-    finally:
-        running.close()
-
-
 def read_translations_once() -> None:
     """Read PyTorch's translations of operators to ONNX now, and not again for each graph.
 
@@ -226,8 +224,8 @@ def read_translations_once() -> None:
 # --- the other end ------------------------------------------------------------------------------
 
 
-def serve() -> None:
-    """Answer requests, one a line."""
+def serve(address: str) -> None:
+    """Answer requests, one a connection, until standard input ends."""
     sys.path[0] = str(REPOSITORY)  # as for a script that lies there
     # Not only what the commands import at once: what each child had to import again costs the most.
     import docstring_parser  # noqa: F401
@@ -252,20 +250,22 @@ def serve() -> None:
 
     read_translations_once()
     gc.freeze()  # a child that collected garbage among all of that would copy its memory
-    # The answers keep a descriptor of their own, for nothing that a child prints may come between.
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "poll" in request:
-            pid, status = os.waitpid(request["poll"], os.WNOHANG)
-            answer = os.waitstatus_to_exitcode(status) if pid else None
-        else:
-            answer = os.fork()
-            if not answer:
-                answers.close()
-                end(lambda request=request: become(request))
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            with listener.accept()[0] as connection, connection.makefile("rw") as stream:
+                request = json.loads(stream.readline())
+                if "poll" in request:
+                    pid, status = os.waitpid(request["poll"], os.WNOHANG)
+                    answer = os.waitstatus_to_exitcode(status) if pid else None
+                else:
+                    answer = os.fork()
+                    if not answer:
+                        for inherited in (stream, connection, listener):
+                            inherited.close()
+                        end(lambda request=request: become(request))
+                stream.write(json.dumps(answer) + "\n")
 
 
 def end(program: Callable[[], None]) -> NoReturn:
@@ -310,4 +310,4 @@ def become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    end(serve)
+    end(lambda: serve(sys.argv[1]))

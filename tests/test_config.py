@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,13 +12,12 @@ import torch
 import yaml
 
 from captioner.cli.train import train_settings
-from captioner.config import ModelConfig, PreprocessConfig, from_yaml, to_yaml
+from captioner.config import EncoderConfig, ModelConfig, PreprocessConfig, from_yaml, to_yaml
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
 from captioner.config.validation import data_sources, unused_settings, validate, with_source_roots
 from captioner.errors import ConfigError
-from captioner.models.build import build_model
-from captioner.models.model import Encoder
+from captioner.models.build import build_decoder, build_encoder, build_model
 from captioner.registry import SCORES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -44,15 +44,24 @@ def refusal(text: str, config_class: type = Config) -> str:
 def test_every_recipe_parses_and_can_be_trained(recipe: Path) -> None:
     config = read_recipe(recipe)
     validate(with_roots(config))
-    with torch.device("meta"):  # shapes without arithmetic
-        model = build_model(with_roots(config), vocabulary_size=100, pretrained=False)
-        photo = torch.empty(1, 3, config.preprocess.height_px, config.preprocess.width_px)
-        grid = model.encoder(photo)
-    assert isinstance(model.encoder, Encoder)
-    assert grid.features.shape == (1, grid.height * grid.width, model.encoder.dim)
-    assert min(grid.height, grid.width) >= 7
+    rows, columns, dim = shape_of_grid(
+        config.encoder, (config.preprocess.height_px, config.preprocess.width_px)
+    )
+    assert min(rows, columns) >= 7
+    with torch.device("meta"):
+        build_decoder(config.decoder, config.attention, feature_dim=dim, vocabulary_size=100)
     assert from_yaml(Config, to_yaml(config)) == config
     assert from_yaml(ModelConfig, to_yaml(model_part(config))) == model_part(config)
+
+
+@functools.cache  # recipes share encoders, and each takes a second
+def shape_of_grid(config: EncoderConfig, size_px: tuple[int, int]) -> tuple[int, int, int]:
+    """Rows, columns and D."""
+    with torch.device("meta"):  # shapes without arithmetic
+        encoder = build_encoder(config, size_px=size_px, pretrained=False)
+        grid = encoder(torch.empty(1, 3, *size_px))
+    assert grid.features.shape == (1, grid.height * grid.width, encoder.dim)
+    return grid.height, grid.width, encoder.dim
 
 
 def with_roots(config: Config) -> Config:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.utils.data import Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from captioner.data.workers import load_items
 from captioner.errors import DataError
@@ -33,7 +34,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left() -> None:
+def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # PyTorch asks after so many seconds whether its workers live: five are long for a test.
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
     others = set(multiprocessing.active_children())  # that tests before have left
     found: list[int] = []
     with pytest.raises(DataError, match=r"data\.workers") as caught:

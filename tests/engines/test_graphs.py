@@ -39,9 +39,11 @@ B, ROWS, COLUMNS, D, V = 3, 2, 3, 8, 11
 CASES: list[Any] = [
     ("lstm", {"score": "dot", "select": "hard", "window": "local_p"},
      {"gate": "vector", "tie_embeddings": True}),
-    ("luong", {"score": "concat", "select": "hard", "key_smoothing": 0.5}, {"gate": "scalar"}),
+    ("luong", {"score": "concat", "window": "local_m", "select": "hard", "key_smoothing": 0.5},
+     {"gate": "scalar"}),
     pytest.param("top_down", {"score": "location", "heads": 2}, {}, marks=pytest.mark.slow),
-    ("transformer", {"score": "cosine", "window": "local_m", "heads": 2}, {"positions": "learned"}),
+    pytest.param("transformer", {"score": "cosine", "window": "local_m", "heads": 2},
+                 {"positions": "learned"}, marks=pytest.mark.slow),
     pytest.param("luong", {"score": "general", "window": "local_m"},
                  {"input_feeding": False, "gate": "none"}, marks=pytest.mark.slow),
     pytest.param("mean", {}, {}, marks=pytest.mark.slow),
