@@ -147,7 +147,7 @@ def kernels_of_a_step(select: str, way: str) -> int:
     step = build_step(config_of(select), VOCABULARY, kind, captions=CAPTIONS)
     recorded = RecordedOnce()
     if way == "graphs":
-        step.graphs = recorded
+        step.graphs = step.updates = recorded
     lengths = torch.linspace(WORDS, 5, CAPTIONS).long()
     batch = made_up_batch(lengths, images=CAPTIONS, size_px=64)
     step([batch], learning_rate_factor=1.0)

@@ -21,23 +21,26 @@ def graphs_of_search(device: torch.device) -> GraphCache | None:
     """Return the graphs for the search of one decoder on a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
-    return GraphCache(record=torch.cuda.is_available())  # tests pretend that there is one
+    record = torch.cuda.is_available()  # tests pretend that there is one
+    return GraphCache(record=record, device=device)
 
 
 class GraphCache:
     """Functions recorded as CUDA graphs at their second call, and replayed from then on.
 
-    All graphs share one pool of memory: what a function returns is valid until its next replay.
+    All graphs share one pool of memory: what a function returns is valid until it is replayed
+    again, or another that was recorded before it.
     A function that cannot be recorded is called each time instead, with one sentence in the log.
 
     Args:
         record: Whether to record; if not, functions are called each time.
+        device: The functions' GPU. It may be another than the thread's current one.
 
     Attributes:
         lock: For callers in several threads: graphs read and write the same memory.
     """
 
-    def __init__(self, *, record: bool) -> None:
+    def __init__(self, *, record: bool, device: torch.device | None = None) -> None:
         self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
         self.called: set[object] = set()
         self.inputs: dict[object, Any] = {}
@@ -45,7 +48,7 @@ class GraphCache:
         self.record = record
         if record:
             self.pool = torch.cuda.graph_pool_handle()
-            self.stream = torch.cuda.Stream()
+            self.stream = torch.cuda.Stream(device)
 
     def hold(self, key: object, value: DataclassT) -> DataclassT:
         """Return a copy of a dataclass whose tensors are always in the same memory.
@@ -92,10 +95,11 @@ class GraphCache:
 
     def warm_up(self, function: Callable[[], Result]) -> Result:
         """Call a function, which prepares libraries and state that a graph cannot hold."""
-        self.stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             result = function()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        current.wait_stream(self.stream)
         return result
 
     def record_graph(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any] | None:
@@ -103,7 +107,8 @@ class GraphCache:
         graph = torch.cuda.CUDAGraph()
         try:
             with (
-                torch.cuda.stream(torch.cuda.current_stream()),  # again after a failure
+                # again after a failure
+                torch.cuda.stream(torch.cuda.current_stream(self.stream.device)),
                 # thread_local: the thread that pins memory for the next batches may go on
                 torch.cuda.graph(
                     graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"

@@ -69,7 +69,7 @@ def choose_device(name: str = "auto") -> torch.device:
         raise ConfigError(
             f"device: '{name}' cannot be used on this machine{reason}; use {usable}"
         ) from None
-    if device.type == "cuda" and device.index is not None:
+    if device.type == "cuda":
         torch.cuda.set_device(device)  # or pinned memory would come from the first GPU
     return device
 
@@ -78,9 +78,9 @@ def _working_device(name: str) -> torch.device:
     """Return the device after a computation on it."""
     import torch
 
-    device = torch.device(name)
-    (torch.zeros(1, device=device) + 1).item()  # `meta` has no values
-    return device
+    value = torch.zeros(1, device=torch.device(name)) + 1
+    value.item()  # `meta` has no values
+    return value.device  # with its index: another GPU may be the current one later
 
 
 def autocast(

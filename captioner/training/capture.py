@@ -73,7 +73,7 @@ class FixedShapeStep:
     Args:
         optimizer: Made with `on_device`.
         kind: `graphs`, `inductor` (torch.compile), or `off`, which computes kernel by kernel.
-        captions: Captions of a full batch.
+        captions: Captions of a full batch, in each process.
         longest: Words of the longest caption, with its end.
         compress: Whether processes exchange gradients in bfloat16.
     """
@@ -94,9 +94,14 @@ class FixedShapeStep:
         self.share = torch.ones((), device=self.device)  # of a batch in the gradient
         self.compute_loss = self.task
         if self.kind == "inductor":
+            # Each shape is compiled; more than this many end in an error.
+            torch._dynamo.config.recompile_limit = 64
             # Without CUDA graphs of its own, which would overwrite what the backward pass reads.
             self.compute_loss = torch.compile(self.task, fullgraph=True, dynamic=False)  # type: ignore[assignment]
-        self.graphs = GraphCache(record=self.kind != "off" and self.device.type == "cuda")
+        record = self.kind != "off" and self.device.type == "cuda"
+        self.graphs = GraphCache(record=record, device=self.device)
+        # In memory of its own: it is replayed before the metrics of a shape are read.
+        self.updates = GraphCache(record=record, device=self.device)
         self.shapes: set[Shape] = set()  # of earlier batches
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         if world_size() > 1:  # also of a process whose first batch is empty
@@ -117,7 +122,7 @@ class FixedShapeStep:
             torch.manual_seed(batch.seed)
             output = self.graphs.run(shape, partial(self.forward_backward, padded))
         average_gradients(self.parameters, compress=self.compress)
-        gradient_norm, updated = self.graphs.run("update", self.update)
+        gradient_norm, updated = self.updates.run("update", self.update)
         return StepOutput(output, gradient_norm, updated)
 
     def forward_backward(self, batch: Batch) -> LossOutput:

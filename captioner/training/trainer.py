@@ -15,7 +15,7 @@ import torch
 
 from captioner.checkpoint import load_training_state, save_model
 from captioner.data.workers import load_items
-from captioner.errors import CaptionerError, CheckpointError, error_summary
+from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast, available_cores
@@ -82,7 +82,7 @@ class Trainer:
             ddp = parallel(self.task, compress=compress)
             self.take_step = partial(training_step, ddp, **options)
         else:
-            options["captions"] = self.config.data.batch_size
+            options["captions"] = math.ceil(self.config.data.batch_size / self.processes)
             options["longest"] = int(setup.dataset.captions.lengths.max())
             self.take_step = FixedShapeStep(self.task, **options, kind=kind, compress=compress)
         self.epoch = self.batch = self.step = self.lr_drops = self.bad_epochs = 0
@@ -267,7 +267,12 @@ class Trainer:
 
     def _update_best(self, validation: Validation) -> None:
         """Write the `best` folder if this validation is the best so far; else count it as bad."""
-        metric = validation.figures[self.config.train.metric]
+        metric = validation.figures.get(self.config.train.metric)
+        if metric is None:  # CIDEr
+            raise DataError(
+                f"{self.config.train.metric} needs two readable validation photos of each source; "
+                "mend them, or choose by another train.metric"
+            )
         if metric > self.best:
             self.best, self.bad_epochs = metric, 0
             self.figures = {"epoch": self.epoch, **validation.figures}

@@ -23,6 +23,7 @@ from captioner.training.distillation import Teachers
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
+from captioner.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 HARD = {"attention__select": "hard"}
@@ -162,7 +163,7 @@ def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
             captions=4,
             longest=9,
         )
-        step.graphs = graphs
+        step.graphs = step.updates = graphs
         found = steps_of(step, batches)
         assert all(each["updated"] for each in found)
     assert all(graph.replays > 1 for graph, _ in graphs.graphs.values())
@@ -192,6 +193,15 @@ def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) 
         step(batches, learning_rate_factor=1.0)
         step(batches[:1], learning_rate_factor=0.5)
     assert not gpu.waits
+
+
+def test_each_process_pads_to_its_own_share_of_a_batch(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner.training.trainer.world_size", lambda: 8)
+    setup = ready(table, {"data__batch_size": 60, "train__compile": "inductor"})
+    step: Any = Trainer(setup, tmp_path, CPU).take_step
+    assert step.captions == 8
 
 
 def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
