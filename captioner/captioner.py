@@ -102,7 +102,7 @@ class Captioner:
         """Load a bundled model by its name, or a model folder (or a run's best) by its path.
 
         A string that names a bundled model is that model, even where a folder has the same name;
-        a Path is always a path.
+        a Path is a path, where there is one.
 
         Args:
             model: Name or path.

@@ -59,6 +59,8 @@ def model_folder(model: str | Path) -> Path:
         return MODELS / model
     folder = Path(model)
     if not os.path.exists(folder):  # Path.exists raises for a name that no file can have
+        if str(folder) in bundled_models():  # of --checkpoint, which takes folders
+            return MODELS / folder
         raise CheckpointError(
             f"there is no model '{model}'; the bundled ones are "
             f"{', '.join(bundled_models()) or 'none'}, or name a model folder"

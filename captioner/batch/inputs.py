@@ -19,6 +19,7 @@ from captioner.data.formats.table import without_guard
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
+from captioner.journal import files_of_others
 from captioner.log import logger
 from captioner.storage import accessing, expand, file_system, is_url
 
@@ -77,6 +78,8 @@ def _input_rows(name: str) -> Iterator[Row]:
     system, path = file_system(name)
     if system.isdir(path):
         return _folder_rows(name, system, path)
+    if any(sign in name for sign in "*?[{") and not system.exists(path):
+        return ((each, each) for each in expand(name))
     if not is_url(name) and (data := _captioned_data(name)) is not None:
         logger.info(data.description())
         split = data.everything()
@@ -104,7 +107,7 @@ def _captioned_data(name: str) -> CaptionedData | None:
 
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
-    """Yield the photos in a folder and the folders in it, by name, without hidden ones."""
+    """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
     from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
@@ -112,8 +115,8 @@ def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
     for folder, folders, files in system.walk(root, on_error="raise"):
         # `walk` descends into the folders that remain in this list, in its order.
         folders[:] = sorted(each for each in folders if not each.startswith("."))
-        for file in sorted(files):
-            if not file.startswith(".") and posixpath.splitext(file)[1].lower() in suffixes:
+        for file in files_of_others(Path(folder), files):
+            if posixpath.splitext(file)[1].lower() in suffixes:
                 path = posixpath.join(folder, file)
                 identity = posixpath.relpath(path, root)
                 yield identity, system.unstrip_protocol(path) if is_url(name) else path

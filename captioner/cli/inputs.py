@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from captioner.errors import ImageError
+from captioner.journal import files_of_others
 from captioner.log import printable
 
 STANDARD_INPUT = "-"
@@ -53,20 +54,15 @@ def photos_in(
         failed: Called with a sentence for each folder that cannot be listed.
         recursive: Also go into the folders inside it, except `leave_out`, an absolute path.
     """
-    from captioner.cli.output_folder import pictures_in
     from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
-    from captioner.visualization.files import PICTURE_ENDINGS
 
     def unlisted(error: OSError) -> None:
         failed(f"{error.filename}: cannot be listed ({error.strerror})")
 
     suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
     for place, folders, names in os.walk(folder, onerror=unlisted):
-        drawn = pictures_in(Path(place))
-        for name in sorted(names):
+        for name in files_of_others(Path(place), names):
             suffix = Path(name).suffix.lower()
-            if name.startswith(".") or name in drawn or name.endswith(PICTURE_ENDINGS):
-                continue
             if suffix in suffixes:
                 yield Path(place, name)
             elif suffix not in _OURS:

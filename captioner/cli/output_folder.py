@@ -29,6 +29,7 @@ from captioner.checkpoint import MANIFEST
 from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
+from captioner.journal import JOURNAL, read_journal
 from captioner.log import logger
 from captioner.runtime.device import usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
@@ -37,7 +38,6 @@ from captioner.visualization.files import output_names, png, word_names
 if TYPE_CHECKING:
     from captioner.visualization import Caption
 
-JOURNAL = "captions.jsonl"
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
 # because much of the drawing holds Python's lock.
 PROCESSES_FROM = 12
@@ -204,37 +204,6 @@ def save_pictures(
     except CaptionerError as error:
         return saved, str(error)
     return saved, None
-
-
-def read_journal(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of a journal by their photo, without a line that a kill cut short."""
-    try:
-        lines = file.read_bytes().splitlines() if file.is_file() else []
-    except OSError as error:
-        raise CaptionerError(f"{file} cannot be read ({error.strerror})") from None
-    records: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-            image, *_ = [record[key] for key in ("image", "name", "pictures")]
-            records[image] = record
-        except (ValueError, LookupError, TypeError):
-            if line.startswith(b'{"image": ') and not line.endswith(b"}"):
-                continue
-            raise CaptionerError(
-                f"{file} is no journal of captioner, so it is left as it is; choose another "
-                "--output"
-            ) from None
-    return records
-
-
-def pictures_in(folder: Path) -> set[str]:
-    """Return the file names of the pictures that a folder's journal lists, none without one."""
-    try:
-        records = read_journal(folder / JOURNAL)
-    except CaptionerError:
-        return set()
-    return {name for record in records.values() for name in record["pictures"]}
 
 
 def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
+from captioner.journal import files_of_others
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
@@ -21,13 +22,16 @@ _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path]]:
-    """Return the images below a folder, and its other files, those in the root first."""
+    """Return the images below a folder, and its other files, those in the root first.
+
+    What captioner wrote there is left out.
+    """
     found: list[Path] = []
     for folder, folders, names in os.walk(root, followlinks=True):
         place = Path(folder)
         deep = len(place.parts) - len(root.parts) >= MAX_DEPTH
         folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
-        found += [place / name for name in sorted(names) if not name.startswith(".")]
+        found += [place / name for name in files_of_others(place, names)]
     images = [path for path in found if path.suffix.lower() in SUFFIXES]
     others = [path for path in found if path.suffix.lower() not in SUFFIXES]
     return images, sorted(others, key=lambda path: (len(path.parts), path))

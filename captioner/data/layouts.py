@@ -146,7 +146,7 @@ class CaptionedData:
 
     Args:
         val_share: Share of the photos that is held out for validation where there are no splits.
-        divides_train: Whether that share is taken from `train` where there is no other split.
+        divides_train: Whether that share is taken from `train` where there is no `val`.
     """
 
     def __init__(
@@ -215,6 +215,12 @@ class CaptionedData:
             found.setdefault(split_name(image.split), image.split)
         return [name for name in found.values() if name]
 
+    @property
+    def _lacks_val(self) -> bool:
+        """Whether there is a split to train on and none to validate on."""
+        available = set(map(split_name, self.split_names))
+        return "train" in available and "val" not in available
+
     def description(self) -> str:
         """Return in one line what was recognised and read."""
         on_disk = sum(self._file(image) is not None for image in self._named)
@@ -228,8 +234,8 @@ class CaptionedData:
         found = f" in {' and '.join(places)}" if places else ""
         names = ", ".join(self.split_names)
         splits = f"splits {names}" if names else "no splits"
-        if self.val_share and (not names or (names == "train" and self.divides_train)):
-            share = f"{self.val_share:.0%}"
+        if self.val_share and (not names or (self._lacks_val and self.divides_train)):
+            share = f"{self.val_share:.0%}" + " of train" * (len(self.split_names) > 1)
             splits += f" ({share} are held out for validation, by a hash of their names)"
         return f"{self.data.root}: {self._recognised.title}, {on_disk:,} photos{found}, {splits}"
 
@@ -273,13 +279,15 @@ class CaptionedData:
         """Return the images of a split, or of several joined with "+"."""
         wanted = {split_name(part) for part in name.split("+")}
         available = set(map(split_name, self.split_names))
-        if not available or (available == {"train"} and (self.divides_train or wanted == {"val"})):
-            names = [str(image.name) for image in self._named]
+        divided = wanted == {"val"} or (self.divides_train and wanted == {"train"})
+        if not available or (self._lacks_val and divided):
+            images = [i for i in self._named if not available or split_name(i.split) == "train"]
+            names = [str(image.name) for image in images]
             held_out = held_out_for_validation(names, self.val_share) if self.val_share else set()
             if wanted not in ({"train"}, {"val"}) or not 0 < len(held_out) < len(names):
-                return self._named
+                return images
             is_val = wanted == {"val"}
-            return [image for i, image in enumerate(self._named) if (i in held_out) == is_val]
+            return [image for i, image in enumerate(images) if (i in held_out) == is_val]
         chosen = set()
         for part in wanted:
             years = {each for each in available if re.sub(r"\d{4}$", "", each) == part}  # COCO's

@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-# Of names that no photo has.
-PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
-
 
 def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:
     """Return one NAME for each image of a run, under which its pictures are saved in one folder.

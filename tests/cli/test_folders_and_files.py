@@ -16,11 +16,13 @@ import tiny
 from PIL import Image
 from programs import Commands, ProgramResult
 
+from captioner.batch.inputs import input_rows
 from captioner.cli.caption import caption as main
 from captioner.cli.inputs import photos_in, skipped_sentence
-from captioner.cli.output_folder import JOURNAL, read_journal
+from captioner.data.image_finder import list_files
 from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
+from captioner.journal import JOURNAL, read_journal
 
 
 @pytest.fixture
@@ -42,10 +44,16 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(caption, folder: Pat
     assert names_in(flat) == ["photos/one.jpg", "photos/two.png"]
     assert "1 file skipped: .mp4" in flat.stderr
     assert "--recursive" in flat.stderr
-    deep = caption("photos", "--json", "--recursive", "--output", "photos/drawn")
-    again = caption("photos", "--json", "--recursive", "--output", "photos/drawn")
+    deep = caption("photos", "--json", "--recursive", "--output", "photos/drawn", "--words")
+    again = caption("photos", "--json", "--recursive", "--output", "photos/drawn", "--words")
     assert names_in(deep) == names_in(again) == [*names_in(flat), "photos/deeper/three.jpg"]
     assert "folder" not in deep.stderr
+    photos = {folder / "one.jpg", folder / "two.png", folder / "deeper" / "three.jpg"}
+    assert len(list((folder / "drawn").glob("*.png"))) > 6
+    images, others = list_files(folder)  # of a data set
+    assert (set(images), others) == (photos, [folder / "film.mp4"])
+    assert {path for _, path in input_rows(str(folder))} == set(map(str, photos))  # of `batch`
+    assert [path for _, path in input_rows(f"{folder}/*.png")] == [str(folder / "two.png")]
 
 
 def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +115,21 @@ def test_without_splits_val_and_train_make_up_all(tmp_path: Path) -> None:
     assert sorted(i.image_id for part in parts.values() for i in part) == list(range(PHOTOS))
     assert len(whole) == PHOTOS
     assert read_split(root=tmp_path, split="train", val_share=0).images == whole
+
+
+def test_where_val_is_missing_it_is_a_part_of_train(tmp_path: Path) -> None:
+    """As in the usual imagefolder, with train/ and test/."""
+    LAYOUTS["imagefolder"][0](tmp_path)
+    shutil.rmtree(next(tmp_path.rglob("validation")))
+    source = SourceConfig(root=str(tmp_path), train_split="train", val_split="val", name="all")
+    training = read_sources(DataConfig(sources=(source,))).training
+    held_out = read_split(root=tmp_path, split="val").images
+    whole = read_split(root=tmp_path, split="train").images
+    assert 0 < len(held_out) < len(whole)
+    assert len(training) == len(whole) - len(held_out)
+    assert {i.path.parent.name for i in (*whole, *held_out)} == {"train"}
+    data = CaptionedData(DataFiles(root=tmp_path), divides_train=True)
+    assert "(10% of train are held out" in data.description()
 
 
 @pytest.mark.parametrize("layout", ["imagefolder_train_alone", "json_map"])
