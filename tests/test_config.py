@@ -159,6 +159,18 @@ def test_bases_are_relative_to_the_recipe_and_may_have_bases(tmp_path: Path) -> 
     assert read_recipe(shipped) == replace(base, data=replace(base.data, batch_size=7))
 
 
+def test_home_is_found_where_no_shell_expands_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "mine.yaml", "data: {root: ~/photos, cache: ~}")
+    config, _ = train_settings(["--config=~/mine.yaml", "--train.output=~/run"])
+    assert (config.data.root, config.data.cache) == (str(tmp_path / "photos"), None)
+    assert config.train.output == str(tmp_path / "run")
+    two, _ = train_settings(["--config", "bundled_teacher", "--data.root", "flickr8k=~/a,people=b"])
+    assert [source.root for source in two.data.sources or ()] == [str(tmp_path / "a"), "b"]
+
+
 def test_of_several_bases_or_recipes_the_later_wins(tmp_path: Path) -> None:
     a = write(tmp_path / "a.yaml", "optim: {lr: 0.1, eps: 0.1}")
     b = write(tmp_path / "b.yaml", "optim: {lr: 0.2}")

@@ -51,7 +51,7 @@ def shards_of(source: str, shard_size: int) -> list[Shard]:
     parts = iter(lambda: list(islice(rows, size)), [])
     shards = [Shard(number, part) for number, part in enumerate(parts)]
     if not shards:
-        raise DataError(f"{source}: holds no photos")
+        raise DataError(f"{source}: holds no photos (tar files are named as 'DIR/*.tar')")
     return shards
 
 

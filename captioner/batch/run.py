@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -38,6 +37,7 @@ from captioner.errors import CaptionerError, ImageError, error_summary, needs_ex
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import available_cores, may_have_gpu
+from captioner.runtime.parallel import end_with_parent
 from captioner.storage import Folder, absolute, fetch, file_system, is_url
 
 if TYPE_CHECKING:
@@ -262,15 +262,7 @@ _worker: ShardWorker  # of a process of the pool
 def _begin(jobs: Queue[Job]) -> None:
     """Prepare a worker process, which ends with its parent and by Ctrl-C."""
     global _worker
-
-    def end_with_parent() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent(signal.SIG_DFL)
     _worker = ShardWorker(jobs.get())
 
 

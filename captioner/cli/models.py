@@ -40,6 +40,10 @@ def average(parser: parsing.CommandParser) -> int:
     lines = "".join(f"- `{path}`\n" for path in arguments.models)
     card = f"# A captioner model\n\nThe average of the weights of\n\n{lines}"
     save_model(arguments.output, model, config, vocabulary, card=card)
+    logger.info(
+        "the average has neither a calibrator nor graphs: captioner calibrate fits its confidence, "
+        f"captioner export {arguments.output} --format onnx adds the graphs"
+    )
     show(arguments.output)
     return 0
 

@@ -32,6 +32,7 @@ from captioner.files import save_bytes
 from captioner.journal import JOURNAL, read_journal
 from captioner.log import logger
 from captioner.runtime.device import usable_cores
+from captioner.runtime.parallel import end_with_parent
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
 from captioner.visualization.files import output_names, png, word_names
 
@@ -121,8 +122,9 @@ class OutputFolder:
         if sys.platform != "win32":
             context.set_forkserver_preload(["captioner.cli.output_folder", "matplotlib"])
         # Ctrl-C ends the process that captions, which then ends these.
-        ignore_interrupts = (signal.signal, (signal.SIGINT, signal.SIG_IGN))
-        self._pool = ProcessPoolExecutor(usable_cores(), context, *ignore_interrupts)
+        self._pool = ProcessPoolExecutor(
+            usable_cores(), context, end_with_parent, (signal.SIG_IGN,)
+        )
         try:
             yield 2 * usable_cores() + 2
         except BrokenProcessPool:

@@ -33,7 +33,7 @@ class CommandParser(argparse.ArgumentParser):
         codes = "Exit code: 0 done, 2 it could not be done."
         epilog = None if description and "Exit code" in description else codes
         super().__init__(prog=f"captioner {command}", description=description, epilog=epilog)
-        self._words = words
+        self._words = with_home(words)
         add_log_options(self)
 
     def parse(self) -> Any:
@@ -48,6 +48,12 @@ class CommandParser(argparse.ArgumentParser):
         message = printable(unknown_options(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")
+
+
+def with_home(words: Sequence[str]) -> list[str]:
+    """Return arguments with the home folder in `--option=~/path`, where shells leave the ~."""
+    home = os.path.expanduser("~")
+    return [re.sub(r"^(--[\w.-]+=)~(?=/|$)", lambda m: m[1] + home, word) for word in words]
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -319,7 +325,8 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
     """Return what follows the name of an unknown option: what was probably meant."""
     name = _plain(option).rpartition(".")[2]
-    # Options by their last part: epochs is of --train.epochs.
+    # Options by their last part: epochs is of --train.epochs, and output of --train.output.
+    known = sorted(known, key=lambda each: not each.startswith("--train."))
     by_name = {_plain(each).rpartition(".")[2]: each for each in reversed(known)}
     meanings = [ours for ours, names in _SYNONYMS.items() if name in names.split()]
     places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]

@@ -176,7 +176,7 @@ class _HelpFormatter(DefaultHelpFormatter):
     """Shows what a setting accepts in words, where jsonargparse shows its Python type."""
 
     def _get_type_str(self, action: argparse.Action) -> str | None:
-        return _accepted(action.dest) or super()._get_type_str(action)
+        return _accepted(action.dest) or None
 
 
 class _Parser(ArgumentParser):
@@ -239,7 +239,7 @@ def split_options(words: Sequence[str], *names: str) -> tuple[list[list[str]], l
     for name in (*names, *(f"--{key}" for key in REMOVED)):
         parser.add_argument(name, dest=name, action="append", default=[])
     try:
-        found, others = parser.parse_known_args(words)
+        found, others = parser.parse_known_args(parsing.with_home(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
     for key in REMOVED:  # options of earlier versions

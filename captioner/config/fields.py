@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from dataclasses import dataclass, is_dataclass
 from types import UnionType
@@ -151,7 +152,8 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
         if isinstance(value, (int, float, str)):  # YAML reads 1e-4 as a text
             return float(value)
     elif type(value) is hint:  # true is no whole number
-        return value
+        # No shell has read the ~ of a recipe.
+        return os.path.expanduser(value) if isinstance(value, str) else value
     raise ValueError
 
 

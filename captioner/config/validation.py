@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import replace
 
@@ -151,6 +152,6 @@ def with_source_roots(data: DataConfig, roots: str) -> DataConfig:
                 f"data.root: {given} names none of the sources; use NAME=PATH with NAME one of "
                 f"{', '.join(found)}"
             )
-        found[name] = path
+        found[name] = os.path.expanduser(path)
     sources = (replace(source, root=found[source.name]) for source in data_sources(data))
     return replace(data, sources=tuple(source for source in sources if source.root != "null"))

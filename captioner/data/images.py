@@ -221,6 +221,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
         grey = np.nan_to_num(np.asarray(image, dtype=np.float64))
         full_scale = 65535.0 if image.mode.startswith("I;16") or grey.max() > 255 else 255.0
+        if image.mode == "F" and grey.max() <= 1:  # as programs of science write
+            full_scale = 1.0
         grey = grey.clip(0, full_scale) * (255.0 / full_scale)
         return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:

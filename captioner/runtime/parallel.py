@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +27,19 @@ class Device(Protocol):
 
     @property
     def type(self) -> str: ...
+
+
+def end_with_parent(on_interrupt: signal.Handlers) -> None:
+    """Prepare a worker process: it ends when its parent does, however that ends."""
+
+    def end() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    threading.Thread(target=end, daemon=True).start()
 
 
 @contextmanager

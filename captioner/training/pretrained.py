@@ -63,8 +63,8 @@ def load_pretrained(
     if lacks := [name for name in left if re.match(r"decoder\.(?!attention\.)", name)]:
         raise ConfigError(
             f"train.start_from: {folder} is of another architecture: it lacks {lacks[0]} "
-            f"and {len(lacks) - 1} more weights of the decoder; use captioner finetune, which "
-            "takes over its settings, or train.start_with encoder"
+            f"and {len(lacks) - 1} more weights of the decoder; leave the settings of decoder as "
+            "that model has them (captioner finetune does), or use train.start_with encoder"
         )
     parts = []
     unused = [name for name in stored if name not in own]

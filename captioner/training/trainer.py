@@ -43,7 +43,7 @@ from captioner.training.validation import (
 
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 # Attributes of the trainer that a checkpoint holds as they are.
-COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "lr_drops", "figures")
+COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "lr_drops", "figures", "before")
 
 
 class Trainer:
@@ -56,6 +56,7 @@ class Trainer:
         lr_drops: How often the plateau schedule has lowered the learning rate.
         best, figures, bad_epochs: The best validation metric, the figures of that epoch, and the
             epochs since.
+        before: CIDEr of the model that the run began with, if that was validated.
     """
 
     def __init__(self, setup: Setup, run: Path, device: torch.device) -> None:
@@ -89,6 +90,7 @@ class Trainer:
         self.skipped_steps = torch.zeros((), dtype=torch.long, device=device)
         self.best = -math.inf
         self.figures: dict[str, Any] = {}
+        self.before: float | None = None
         self.warned: set[str] = set()  # signs of collapse that were reported
         self.unreadable: set[str] = set()  # images that were reported
 
@@ -104,16 +106,15 @@ class Trainer:
                 finite in many steps in a row.
         """
         settings, begin = self.config.train, self.epoch
-        before: float | None = None
         writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
             if validate_start and self.step == 0:
                 devices = [self.device] if self.device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
-                    before = self._validate().figures.get("CIDEr")
-                if before is not None:
+                    self.before = self._validate().figures.get("CIDEr")
+                if self.before is not None:
                     count = len(self.setup.validation.images)
-                    logger.info(f"before: CIDEr {before:.3f} on {count} photos")
+                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self.epoch == begin:
@@ -127,9 +128,9 @@ class Trainer:
                 f"than that of epoch {self.figures.get('epoch')} (train.patience)"
             )
         after = self.figures.get("CIDEr")
-        if before is not None and after is not None:
+        if self.before is not None and after is not None:
             logger.info(
-                f"CIDEr {before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
+                f"CIDEr {self.before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
             )
 
     def _out_of_patience(self) -> bool:
@@ -327,6 +328,7 @@ class Trainer:
             )
             self.task.load_training_state(state["task"])
             state.setdefault("lr_drops", state.get("drops"))  # its name in earlier versions
+            state.setdefault("before", None)  # they lack it
             for name in COUNTERS:
                 setattr(self, name, state[name])
             self.skipped_steps.fill_(state["skipped_steps"])

@@ -19,11 +19,12 @@ from PIL import Image
 from captioner.files import save_bytes
 from captioner.visualization.sheet import KEY
 from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, Style, scale_octaves
-from captioner.visualization.typography import INK, MUTED, RULE, font, one_line
+from captioner.visualization.typography import INK, MUTED, RULE, font, one_line, wrap
 
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
 
+_WIDTH = 11  # of a matrix, in inches of 72 points
 _RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
 
 
@@ -46,11 +47,14 @@ def _figure(caption: Caption, style: OverlayStyle) -> Figure:
     maps = caption.maps[:, :, ::-1] if caption.geometry.flipped else caption.maps
     count, rows, columns = maps.shape
     length = rows * columns
-    figure = Figure(figsize=(11, 1.9 + 0.26 * count), layout="constrained")  # inches
+    title = one_line(caption.text) or "(no words)"
+    lines = wrap(title, font(17, bold=True, text=title), 0.95 * 72 * _WIDTH, max_lines=6)
+    height = 1.6 + 0.3 * len(lines) + 0.26 * count
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     engine: Any = figure.get_layout_engine()
     engine.set(w_pad=0.15, h_pad=0.15)
-    title = one_line(caption.text) or "(no words)"
-    figure.suptitle(title, x=0.01, ha="left", color=INK, font=_face(title, 17, bold=True))
+    face = _face(title, 17, bold=True)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", color=INK, font=face)
     if not count:
         return figure
     parts = (
@@ -159,6 +163,8 @@ def save_curves(
         places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
         for axes, (name, lines) in zip(places, panels, strict=False):
             _draw_panel(axes, name, lines, validations)
+            last = max(entry["step"] for entry in entries)
+            axes.set_xlim(-0.02 * last, 1.03 * last)  # of all panels alike, and clear of the frame
         for axes in places[len(panels) :]:
             axes.set_axis_off()
         for path in paths:
@@ -212,7 +218,6 @@ def _draw_panel(
     axes.set_xlabel("step")
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.02)
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

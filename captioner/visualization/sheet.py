@@ -284,6 +284,7 @@ WORD_LABEL_HEIGHT = 5.0
 LEGEND_HEIGHT = 3.8
 _WIDEST_BAR = 20.0
 _LEGEND_WIDTH = 20.0
+_KEY_LINES = 3  # of a sign's meaning, at most
 
 TRACK_COLOUR = "#e6e9ee"
 PROBABILITY_COLOUR = "#2f6db3"  # blue and amber: distinct for every kind of colour vision
@@ -383,8 +384,7 @@ def draw_footer(
 
     They are in one row, or stacked where it is narrow.
     """
-    key, line = sign_key(captions), round(1.7 * size)
-    x, y, height, indent = left, top, line * len(key), 0
+    x, y, indent, legend_height = left, top, 0, 0
     if any(caption.words for caption in captions):
         legend_width, legend_height = round(_LEGEND_WIDTH * size), round(LEGEND_HEIGHT * size)
         if page is not None:
@@ -392,20 +392,20 @@ def draw_footer(
         indent = 2 * size
         if width >= 2 * (legend_width + indent):
             x += legend_width + 4 * size
-            height = max(legend_height, height)
         else:
             y += legend_height + size
-            height += legend_height + size
-    if page is None:
-        return height
-    for number, (sign, meaning) in enumerate(key):
-        baseline = y + size + line * number
-        colour = WARNING if sign == "?" else INK
-        page.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
+    face, baseline = font(size), y + size
+    for sign, meaning in sign_key(captions):
+        if page is not None:
+            colour = WARNING if sign == "?" else INK
+            page.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
         room = width - (x - left) - indent
-        text, face = fit(meaning, room, size_px=size, smallest_px=size // 2)
-        page.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
-    return height
+        for text in wrap(meaning, face, room, max_lines=_KEY_LINES):
+            if page is not None:
+                page.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
+            baseline += round(1.35 * size)
+        baseline += round(0.35 * size)
+    return max(legend_height, baseline - size - top)
 
 
 def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:

@@ -75,6 +75,7 @@ def test_a_run_keeps_the_models_words_and_adds_new_ones(
     assert after.words[: len(before.words)] == before.words
     assert "meadow" in after
     assert finetune([*arguments, "--resume", "--train.epochs", "2"]) == 0
+    assert f"CIDEr {start[1]} before, " in capsys.readouterr().err
     assert from_yaml(Config, (run / "config.yaml").read_text()).train.epochs == 2
 
 

@@ -16,6 +16,7 @@ MEANT = [
     ("train --epochs 3", "--train.epochs"),
     ("train --lr 1e-3", "--optim.lr"),
     ("train --data_folder x", "--data.root"),
+    ("train --output x", "--train.output"),
     ("evaluate --data_dir x", "--root"),
     ("export a --beamsize 3", "--beam-size"),
 ]

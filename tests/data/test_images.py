@@ -81,6 +81,13 @@ def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
             np.testing.assert_array_equal(found[..., channel], np.round(grey / 257.0))
 
 
+def test_grey_of_floats_is_scaled_from_0_to_1_or_to_255() -> None:
+    grey = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+    for scale in (1, 255):
+        found = pixels(encoded(Image.fromarray(grey * scale), "TIFF"))
+        np.testing.assert_array_equal(found[..., 0], np.round(grey * 255))
+
+
 def test_a_cmyk_jpeg_has_its_colours() -> None:
     cmyk = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # no cyan, all magenta, all yellow: red
     red = pixels(encoded(cmyk, "JPEG", quality=95))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,3 +71,27 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     found = list(prefetch(read, range(12), GPU))
     assert [item for item, _ in found] == list(range(12))
     assert len({name for _, name in found}) == 3
+
+
+POOL = """
+import multiprocessing, os, signal, time
+from concurrent.futures import ProcessPoolExecutor
+from captioner.runtime.parallel import end_with_parent
+context = multiprocessing.get_context("forkserver")
+pool = ProcessPoolExecutor(1, context, end_with_parent, (signal.SIG_IGN,))
+print(pool.submit(os.getpid).result(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert Path(f"/proc/{worker}").exists()
+        parent.kill()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -6,6 +6,7 @@ import io
 import math
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,11 +23,13 @@ from captioner.visualization import (
 from captioner.visualization.overlay import PixelPage, resize_captioned, word_overlay
 from captioner.visualization.sheet import (
     GATE_COLOUR,
+    KEY,
     LEGEND_HEIGHT,
     PROBABILITY_COLOUR,
     TRACK_COLOUR,
     WORD_LABEL_HEIGHT,
     caption_note,
+    draw_footer,
     draw_legend,
     draw_word_label,
     vector_sheet,
@@ -277,6 +280,14 @@ def test_a_label_stays_in_its_place(word_caption, word, size):
     assert y0 >= size
     assert x1 <= size + width + slack
     assert y1 <= size + math.ceil(WORD_LABEL_HEIGHT * size)
+
+
+def test_a_key_is_wrapped_in_a_narrow_place_and_not_made_smaller(make_caption):
+    page, captions = Mock(), [make_caption((9, 9), WORDS)]
+    draw_footer(page, captions, OverlayStyle(), left=0, top=0, width=290, size=15)
+    calls = page.text.call_args_list
+    assert {call.kwargs["font"].size for call in calls} == {15}
+    assert KEY["p"] in " ".join(call.args[1] for call in calls)
 
 
 def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_caption):
