@@ -222,8 +222,10 @@ class Captioner:
             if options.sample:
                 found, calibrator = self._sample(grid, options), None
             else:
-                found = search(self.engine.decoder, grid, options, self.engine.search_graphs)
                 calibrator = self.calibrator
+                compares = calibrator is not None and calibrator.compares_captions
+                wanted = replace(options, num_captions=options.beam_size) if compares else options
+                found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
         if not all(found):
             raise ConfigError(
                 f"min_words: no caption of at least {options.min_words} words was found; use fewer"

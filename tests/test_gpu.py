@@ -182,8 +182,8 @@ def test_a_search_waits_for_the_gpu_every_few_words_only() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     places = [warning.filename for warning in found if "synchroniz" in str(warning.message)]
-    # two checks, nine arrays at the end, and the words that may come twice
-    assert len(places) <= 12
+    # two checks, nine arrays at the end, the beams of the captions, and the words that may come twice
+    assert len(places) <= 13
 
 
 @pytest.mark.parametrize("model", ["soft", "hard"])

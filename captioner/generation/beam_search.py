@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +89,8 @@ def search(
         graphs: Search in fixed shapes, as a GPU needs it. None: images that are done leave.
 
     Returns:
-        For each image up to `beam_size` hypotheses, best first. If none has finished after
-        `max_words` words, the running captions as they are.
+        For each image up to `num_captions` hypotheses (of `beam_size` at most), best first. If none
+        has finished after `max_words` words, the running captions as they are.
 
     Raises:
         CheckpointError: The model's output is not a number.
@@ -104,7 +104,7 @@ def search(
         while running and len(beam.trace) < options.max_words:
             beam.write_word()
             running = beam.leave()
-        return beam.hypotheses()
+        return beam.hypotheses(options.num_captions)
 
 
 def _search_in_fixed_shapes(
@@ -112,7 +112,8 @@ def _search_in_fixed_shapes(
 ) -> list[list[Hypothesis]]:
     """Search in whole batches; ask the device only every few words whether all are done."""
     images, *shape = grid.features.shape
-    size = padded_size(images)
+    size, count = padded_size(images), options.num_captions
+    options = replace(options, num_captions=1, at_test=None, paths=0)  # the same for all graphs
     key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
     xp = array_namespace(grid.features)
     # The last image fills the batch: an empty one could take longer than all others.
@@ -133,7 +134,7 @@ def _search_in_fixed_shapes(
         after = (key, first - CHECK_EVERY) if beam else None
         beam = graphs.run((key, first), partial(write, beam, first), after=after)
         first += CHECK_EVERY
-    return beam.hypotheses()
+    return beam.hypotheses(count)
 
 
 def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
@@ -303,13 +304,13 @@ class _Beam:
         values[self.active] = value
         return values
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """Return the finished captions of each image, or the running ones where none finished."""
-        trace = {
-            name: to_numpy(self.xp.stack([step[name] for step in self.trace]))
-            for name in self.trace[0]
-        }  # [T, B, K, ...]
-        parents = trace.pop("parents")
+    def hypotheses(self, count: int) -> list[list[Hypothesis]]:
+        """Return the best finished captions of each image, the running ones where none finished."""
+        xp = self.xp
+        trace = {  # [T, B, K, ...]
+            name: xp.stack([step[name] for step in self.trace]) for name in self.trace[0]
+        }
+        parents = to_numpy(trace.pop("parents"))
         finished = to_numpy(self.finished).astype(np.float64)
         totals = to_numpy(self.totals).astype(np.float64)
         totals /= len(self.trace) ** self.options.length_penalty
@@ -320,20 +321,22 @@ class _Beam:
 
         images = np.arange(len(finished))[:, None]
         order = np.argsort(-finished[..., 0], kind="stable")
-        finished = finished[images, order]  # [B, K, 4], the best first
+        finished = finished[images, order[:, :count]]  # [B, count, 4], the best first
         lengths, beams = (
             np.nan_to_num(finished[..., 2:], neginf=0).astype(np.int64).transpose(2, 0, 1)
         )
-        paths = [beams]  # [B, K] each, from the last word back to before the first
+        paths = [beams]  # [B, count] each, from the last word back to before the first
         for step in reversed(range(len(parents))):
             paths.append(np.where(step < lengths, parents[step][images, paths[-1]], paths[-1]))
-        path = np.stack(paths[::-1])  # [T + 1, B, K]
-        steps = np.arange(len(parents))[:, None, None]
+        path = xp.asarray(np.stack(paths[::-1]), device=self.device)  # [T + 1, B, count]
+        steps = xp.arange(len(parents), device=self.device)[:, None, None]
         # Each word was written from the attention of the beam that it continues.
         own = {
-            name: values[steps, images, path[:-1] if name in ATTENDED else path[1:]]
+            name: to_numpy(
+                values[steps, self.rows[:, None], path[:-1] if name in ATTENDED else path[1:]]
+            )
             for name, values in trace.items()
-        }  # [T, B, K, ...]
+        }  # [T, B, count, ...]; a GPU copies only these to main memory
 
         def hypothesis(image: int, caption: int) -> Hypothesis:
             score, end, words, _ = finished[image, caption].tolist()

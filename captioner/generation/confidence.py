@@ -123,6 +123,11 @@ class Calibrator:
     direction: tuple[float, ...] = ()
     directions: tuple[tuple[float, ...], ...] = ()
 
+    @property
+    def compares_captions(self) -> bool:
+        """Whether a feature needs the other captions of the search (of earlier versions)."""
+        return not {"margin", "agreement"}.isdisjoint(self.features)
+
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return the probability [N] that captions of these features [N, features] are right."""
         standard = (features - np.array(self.mean)) / np.array(self.scale)

@@ -111,6 +111,7 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
     decoder = decoder_of(kind, attention, settings)
     tensors, arrays = grids()
     options: dict[str, Any] = {"beam_size": 3, "max_words": 6, "no_repeat_ngram": 2}
+    options["num_captions"] = 3
     expected = search(decoder, tensors, SearchOptions(**options))
     given = [[[4, 5, 6], [7]]] * B
     expected += force_decode(decoder, tensors, given)

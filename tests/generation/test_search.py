@@ -187,7 +187,7 @@ def test_beam_search_is_the_plain_one_for_each_photo(
     seed: int, end: float, beam_size: int, settings: dict[str, Any]
 ) -> None:
     decoder, grid, readers = case(seed, end)
-    common = {"beam_size": beam_size, "max_words": 7}
+    common = {"beam_size": beam_size, "max_words": 7, "num_captions": beam_size}
     found = search(decoder, grid, SearchOptions(**common, **settings))
     for hypotheses, read in zip(found, readers, strict=True):
         assert_same(hypotheses, plain_beam_search(read, beam_size, 7, **settings))
@@ -211,10 +211,11 @@ def test_a_beam_that_holds_everything_finds_all_captions_in_order(
             rank = (sum(log_probs) + end) / (length + 1) ** length_penalty
             everything.append((words, rank, end))
     everything.sort(key=lambda found: -found[1])
-    found = search(
-        decoder, grid, SearchOptions(beam_size=120, max_words=4, length_penalty=length_penalty)
-    )
+    options = {"max_words": 4, "length_penalty": length_penalty}
+    found = search(decoder, grid, SearchOptions(beam_size=120, num_captions=120, **options))
     assert_same(found[0], everything)
+    few = search(decoder, grid, SearchOptions(beam_size=120, num_captions=3, **options))
+    assert_same(few[0], everything[:3])
 
 
 # --- batches ----------------------------------------------------------------------------------
@@ -249,9 +250,10 @@ def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: float) -> None:
     decoder, grid = random_decoder(6, end=end), random_grid(3)
-    for hypotheses in search(
-        decoder, grid, SearchOptions(beam_size=beam_size, max_words=7, length_penalty=1.0)
-    ):
+    options = SearchOptions(
+        beam_size=beam_size, num_captions=beam_size, max_words=7, length_penalty=1.0
+    )
+    for hypotheses in search(decoder, grid, options):
         assert len(hypotheses) == beam_size
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)

@@ -81,6 +81,7 @@ def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: f
     for seed in range(8):
         decoder, grid = random_decoder(seed, end=1.0), random_grid(4, seed)
         settings = {"beam_size": beam_size, "max_words": 8, "length_penalty": length_penalty}
+        settings["num_captions"] = beam_size
         plain = search(decoder, grid, SearchOptions(**settings))  # type: ignore[arg-type]
         bound = search(decoder, grid, SearchOptions(**settings, stop="bound"))  # type: ignore[arg-type]
         for one, other in zip(plain, bound, strict=True):
