@@ -191,6 +191,9 @@ class Captioner:
             ConfigError: A value cannot be used, or `at_test` or `paths` without hard attention.
         """
         options = SearchOptions.from_config(self.config.decoding, self.vocabulary, **settings)
+        for name in ("temperature", "top_p", "seed"):
+            if settings.get(name) is not None and not options.sample:
+                raise ConfigError(f"{name}: is for captions drawn at random; use sample")
         for name in ("at_test", "paths"):
             value = getattr(options, name)
             if value and not self.has_hard_attention:
@@ -296,6 +299,7 @@ class Captioner:
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
+        (image,) = as_list([image])
         grid, geometries = self.encode([image])
         with hard_attention_mode(at_test):
             ((hypothesis,),) = force_decode(

@@ -135,10 +135,11 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
     captioner: Captioner, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no photo")
-    photos: list[tuple[Path | bytes, str]] = [
+    photos: list[tuple[Any, str]] = [
         *((path, str(path)) for path in (tmp_path / "bad.jpg", tmp_path / "none.jpg", tmp_path)),
-        (b"", "the file is empty"),
+        (b"", "is an empty file"),
         (b"no photo", "is not a photo"),
+        (None, "is a NoneType; give a path"),
     ]
     for photo, said in photos:
         with pytest.raises(ImageError, match=re.escape(said)):

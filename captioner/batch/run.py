@@ -184,7 +184,11 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
     if before is not None:
         keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if keys:
-            named = ", ".join(f"{key} {before.get(key)}, not {settings.get(key)}" for key in keys)
+            named = ", ".join(
+                f"{key} {before.get(key, 'as the model has it')}, now "
+                f"{settings.get(key, 'as the model has it')}"
+                for key in keys
+            )
             raise CaptionerError(
                 f"{output.name} was begun with other settings ({named}); choose another --output"
             )

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -76,7 +76,8 @@ class TextWriter:
         self.pages: list[Page] = []
         # The alternative text of each photo (empty where it is withheld) and its confidence.
         self._rows: dict[Path | str, tuple[str, float | None]] = {}
-        self._kept: list[Path] = []  # files that have a text already
+        self._kept: list[Path | str] = []  # files that have a text already
+        self._owners: dict[Path, Path] = {}  # the photos of the files next to them
         if "csv" in arguments.write:
             file = arguments.output / TABLE
             if file.is_file() and not file.read_bytes().startswith(_HEADING.encode()):
@@ -110,12 +111,12 @@ class TextWriter:
         try:
             if "xmp" in options.write:
                 name = photo.stem if options.xmp_name == "replace" else photo.name
-                file = photo.with_name(f"{name}.xmp")
+                file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
                 merge, overwrite = options.xmp_merge, options.overwrite
                 is_new = save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
                 (written if is_new else self._kept).append(file)
             if "txt" in options.write:
-                file = photo.with_suffix(".txt")
+                file = self._claimed(photo.with_suffix(".txt"), photo)
                 if os.path.lexists(file) and not options.overwrite:
                     self._kept.append(file)
                 else:
@@ -127,20 +128,38 @@ class TextWriter:
             self.failed(error)
         return written
 
+    def _claimed(self, file: Path, photo: Path) -> Path:
+        """Return the file of a photo; a CaptionerError if another photo of this run has it."""
+        owner = self._owners.setdefault(file, photo)
+        if owner != photo:
+            raise CaptionerError(
+                f"{photo}: {file.name} is that of {owner.name}, too; rename one of the two photos"
+            )
+        return file
+
     def finish(self, photos: Iterable[Path | str]) -> list[Path]:
         """Write the table, and copies of the pages with the texts filled in; return the files.
 
+        Texts that a table has already stay, as somebody may have corrected them.
         Copies go next to the pages, or to --output, where none replaces another.
         """
+        contents: dict[Path, bytes] = {}
+        output = self.arguments.output
+        if "csv" in self.arguments.write:
+            rows = read_table(output / TABLE)
+            for photo in photos:
+                if photo in self._rows:
+                    row = table_row(photo, *self._rows[photo], output)
+                    before = rows.setdefault(row[0], row)
+                    if self.arguments.overwrite or not before[1]:
+                        rows[row[0]] = row
+                    elif before[1] != row[1]:
+                        self._kept.append(photo)
+            contents[output / TABLE] = table(rows.values())
         if self._kept:
             logger.info(
                 f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
             )
-        contents: dict[Path, bytes] = {}
-        output = self.arguments.output
-        if "csv" in self.arguments.write:
-            rows = [(p, *self._rows[p]) for p in dict.fromkeys(photos) if p in self._rows]
-            contents[output / TABLE] = table(rows, output)
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
         names = output_names([page.file for page in self.pages], with_suffix=True)
         for page, name in zip(self.pages, names, strict=True):
@@ -160,20 +179,30 @@ class TextWriter:
         return written
 
 
-def table(rows: Iterable[tuple[Path | str, str, float | None]], folder: Path) -> bytes:
-    """Return rows of image, alternative text and confidence as CSV in UTF-8.
+def table_row(image: Path | str, caption: str, confidence: float | None, folder: Path) -> list[str]:
+    """Return an image, its alternative text and its confidence as the cells of a table in a folder.
 
     It can be read as a data set where it lies: paths lead from its folder to the photos. No cell
     begins as a formula of a spreadsheet does: paths get `./` in front, texts a blank.
     """
+    path = os.path.relpath(image, folder) if isinstance(image, Path) else image
+    cells = [_no_formula(path, "./"), _no_formula(caption, " ")]
+    return [*cells, "" if confidence is None else f"{confidence:.4f}"]
+
+
+def table(rows: Iterable[Sequence[str]]) -> bytes:
+    """Return rows of cells as CSV in UTF-8, with their heading."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADING.split(","))
-    for image, caption, confidence in rows:
-        path = os.path.relpath(image, folder) if isinstance(image, Path) else image
-        cells = [_no_formula(path, "./"), _no_formula(caption, " ")]
-        writer.writerow([*cells, "" if confidence is None else f"{confidence:.4f}"])
+    csv.writer(text, lineterminator="\n").writerows([_HEADING.split(","), *rows])
     return text.getvalue().encode(errors="backslashreplace")
+
+
+def read_table(file: Path) -> dict[str, list[str]]:
+    """Return the rows of a table by their image, none where there is no such file."""
+    if not file.is_file():
+        return {}
+    _, *rows = csv.reader(io.StringIO(file.read_bytes().decode(errors="replace"), newline=""))
+    return {row[0]: row for row in rows if len(row) > 1}
 
 
 def _no_formula(cell: str, before: str) -> str:
@@ -184,9 +213,9 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
     """Write a text as `dc:description` and as IPTC's `AltTextAccessibility` into a sidecar.
 
     Args:
-        file: The sidecar; one that captioner wrote is replaced.
-        merge: Add the texts to a sidecar of another program, where it lacks them.
-        overwrite: With `merge`, replace its texts, too.
+        file: The sidecar. The texts that it lacks are added.
+        merge: Also where another program wrote it.
+        overwrite: Replace its texts, too.
 
     Returns:
         Whether it was written; not if it has both texts already.
@@ -199,14 +228,14 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
                 f"{file} was written by another program, so it is left as it is; --xmp-merge adds "
                 "the texts to it"
             )
-        content = merged(BLANK if is_ours else found, text, overwrite=overwrite)
+        content = merged(BLANK if is_ours and overwrite else found, text, overwrite=overwrite)
     except OSError as error:
         raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
     except (ValueError, ElementTree.ParseError) as error:
         raise CaptionerError(f"{file}: is no XMP in UTF-8 ({error}); it is left as it is") from None
-    if content != found or is_ours:
+    if content != found:
         save_bytes(content, file)
-    return content != found or is_ours
+    return content != found
 
 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:

@@ -48,7 +48,7 @@ _OF_WRITE = {
     "prefix": ("txt",),
     "suffix": ("txt",),
     "xmp_merge": ("xmp",),
-    "overwrite": ("txt", "xmp"),
+    "overwrite": ("txt", "xmp", "csv"),
 }
 
 
@@ -109,7 +109,7 @@ def caption(parser: parsing.CommandParser) -> int:
         "(captions.csv in --output), html (a copy of each page of HTML or Markdown given, with "
         "the missing texts of its images)",
     )
-    help_ = "replace texts that are there: --write txt and xmp"
+    help_ = "replace texts that are there: --write txt, xmp and csv"
     add("--overwrite", action="store_true", help=help_)
     add("--prefix", default="", metavar="TEXT", help="begins each --write txt")
     add("--suffix", default="", metavar="TEXT", help="ends each --write txt")
@@ -385,11 +385,14 @@ def score(parser: parsing.CommandParser) -> int:
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
     parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
-    parser.add_argument("text", metavar="CAPTION", nargs="+", help="its caption")
+    help_ = "its caption; with or without quotes"
+    parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
     parsing.add_model_options(parser, search=False)
     output.add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse()
+    if len(arguments.text) > 1 and any(" " in text for text in arguments.text):
+        parser.error("argument CAPTION: is one caption; score another with a command of its own")
     arguments.text = " ".join(arguments.text)
     output.check_output_options(parser, arguments)
 

@@ -29,12 +29,13 @@ def caption_note(
     caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
 ) -> str:
     """Return a caption with its figures, for people; the arguments are as for caption_content."""
-    confidence, notes = caption.confidence, []
-    withheld = is_withheld(confidence, min_confidence)
-    if confidence is not None:
+    notes = []
+    withheld = is_withheld(caption.confidence, min_confidence)
+    if caption.confidence is not None:
+        value, *threshold = caption.confidence_digits
         unsure = caption.is_unsure and not withheld
-        below = f", below {caption.confidence_threshold:.2f}: unsure" if unsure else ""
-        notes.append(f"confidence {confidence:.2f}{below}")
+        below = f", below {threshold[0]}: unsure" if unsure else ""
+        notes.append(f"confidence {value}{below}")
     if with_total:
         steps = len(caption.words) + (caption.end_log_prob is not None)
         notes.append(

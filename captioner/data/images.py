@@ -136,7 +136,7 @@ def _decode(file: IO[bytes], max_pixels: int | None) -> Image.Image:
     file.seek(0)
     head = file.read(64)
     if not head:
-        raise ImageError("the file is empty")
+        raise ImageError("is an empty file")
     is_heif = _HEIF.match(head) is not None
     if is_heif and not register_heif():
         raise ImageError(

@@ -65,17 +65,33 @@ def _opened(source: Any) -> Image.Image:
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
         return Image.fromarray(np.ascontiguousarray(pixels))
-    if hasattr(source, "read"):
-        source = source.read()
+    if isinstance(source, (bytearray, memoryview)):
+        source = bytes(source)
+    if not isinstance(source, (str, os.PathLike, bytes, TarMember)):
+        raise ImageError(
+            f"is a {type(source).__name__}; give a path, the bytes of a file, an open file, a PIL "
+            "image, or uint8 pixels [height, width, 3]"
+        )
     return open_image(os.fsdecode(source) if isinstance(source, os.PathLike) else source)
 
 
 def as_list(images: Any) -> list[ImageInput]:
-    """Return the images of an iterable as a list; refuse a single image, a likely mistake."""
+    """Return the images of an iterable as a list, an open file as its bytes.
+
+    A single image, a likely mistake, is refused.
+    """
     pixels = _is_prepared(images) or getattr(images, "ndim", 0) == 3
     if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
         raise ConfigError("images: is one image; put it in a list, or use caption")
-    return list(images)
+    return [_content(image) if hasattr(image, "read") else image for image in images]
+
+
+def _content(file: Any) -> bytes:
+    """Return all bytes of an open file, wherever it stands."""
+    if file.seekable():
+        file.seek(0)
+    content: bytes = file.read()
+    return content
 
 
 def drawable(image: Any) -> str | bytes | Image.Image | None:

@@ -332,6 +332,8 @@ class Service:
             image = open_image(data, max_pixels=self.limits.max_pixels)
             return captioner.transform.array(image)
 
+        if isinstance(source, Problem):
+            raise source
         try:
             if isinstance(source, str):
                 if not self.limits.allow_urls:

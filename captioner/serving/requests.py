@@ -124,10 +124,10 @@ class Limits:
 
 
 class Photo(NamedTuple):
-    """A photo of a request: its name, and the bytes of its file or the address to fetch."""
+    """A photo: its name, and the bytes of its file, its address, or why there is neither."""
 
     name: str
-    source: bytes | str
+    source: bytes | str | Problem
 
 
 # The photos of a request, its options, and whether it is answered by a list.
@@ -144,8 +144,8 @@ async def read_request(
     except TimeoutError:
         detail = f"the photo did not arrive within {limits.deadline_s:g} s"
         raise Problem(408, detail, headers={"Connection": "close"}) from None
-    if not photos or not all(photo.source for photo in photos):
-        raise Problem(422, f"there is no photo in the request; a form has it in '{IMAGE}'")
+    if not photos:
+        raise Problem(422, f"there is no photo in the request; give it in '{IMAGE}'")
     if len(photos) > MAX_PHOTOS:
         raise option_problem(IMAGE, f"at most {MAX_PHOTOS} photos in a request")
     try:
@@ -163,13 +163,18 @@ async def read_request(
 
 
 async def _read_body(request: Request, max_bytes: int) -> Body:
+    detail = f"the body is over the limit of {max_bytes / 10**6:g} MB; send less"
+    too_large = Problem(413, detail, headers={"Connection": "close"})
+    # Refused before it is sent: curl waits for that, and would lose a later answer.
+    if int(request.headers.get("content-length", 0)) > max_bytes:
+        raise too_large
+
     async def limited() -> AsyncGenerator[bytes, None]:
         left = max_bytes
         async for chunk in request.stream():
             left -= len(chunk)
             if left < 0:
-                detail = f"the body is over the limit of {max_bytes / 10**6:g} MB; send less"
-                raise Problem(413, detail, headers={"Connection": "close"})
+                raise too_large
             yield chunk
 
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -224,16 +229,18 @@ def _read_json(body: bytes) -> Body:
     is_list = isinstance(images, list)
     photos = []
     for number, text in enumerate(images if is_list else [images], start=1):
+        name, source = f"photo {number}", None
         try:
             if is_web_address(text):
-                photos.append(Photo(text, text))
-                continue
-            encoded = text.partition(",")[2] if text.startswith("data:") else text
-            photos.append(Photo(f"photo {number}", base64.b64decode(encoded, validate=True)))
+                name = source = text
+            else:
+                encoded = text.partition(",")[2] if text.startswith("data:") else text
+                plain = "".join(encoded.split()).replace("-", "+").replace("_", "/")  # of URLs
+                source = base64.b64decode(plain, validate=True)
         except (AttributeError, ValueError):
-            raise option_problem(
-                IMAGE, f"photo {number} is neither base64, nor a data URL, nor an address"
-            ) from None
+            detail = f"{name} is neither base64, nor a data URL, nor an address"
+            source = option_problem(IMAGE, detail)
+        photos.append(Photo(name, source))
     return photos, content, is_list
 
 

@@ -102,6 +102,14 @@ class Caption:
         return confidence is not None and threshold is not None and confidence < threshold
 
     @property
+    def confidence_digits(self) -> list[str]:
+        """Its confidence and threshold to two places, or three where an unsure one needs them."""
+        values = [x for x in (self.confidence, self.confidence_threshold) if x is not None]
+        shown = [f"{value:.2f}" for value in values]
+        is_same = self.is_unsure and shown[0] == shown[1]
+        return [f"{value:.3f}" for value in values] if is_same else shown
+
+    @property
     def log_prob(self) -> float:
         """Log-probability of the whole caption, in nats, its end included where it has one."""
         return float(self.log_probs.sum()) + (self.end_log_prob or 0.0)

@@ -312,10 +312,11 @@ def caption_note(caption: Caption) -> tuple[str, bool]:
     """Return a line about what a reader should know first, or "", and whether it is a warning."""
     notes, warning = [], caption.is_unsure
     if caption.confidence is not None:
+        value, *threshold = caption.confidence_digits
         note = NOTES["unsure" if warning else "confidence"]
-        if caption.confidence_threshold is not None:
-            note += NOTES["below"].format(threshold=f"{caption.confidence_threshold:.2f}")
-        notes.append(note.replace("{value}", f"{caption.confidence:.2f}"))
+        if threshold:
+            note += NOTES["below"].format(threshold=threshold[0])
+        notes.append(note.replace("{value}", value))
     highest = max(map(peak, caption.maps), default=math.inf)
     if highest < FLAT_BELOW:
         warning = True

@@ -363,10 +363,13 @@
     const { notes } = TABLES;
     const parts = [];
     let warning = isUnsure(caption);
-    if (typeof confidence === "number")
-      parts.push((warning ? notes.unsure : notes.confidence).replace("{value}", confidence.toFixed(2))
+    if (typeof confidence === "number") {
+      const same = warning && confidence.toFixed(2) === threshold.toFixed(2);
+      const digits = (value) => value.toFixed(same ? 3 : 2);
+      parts.push((warning ? notes.unsure : notes.confidence).replace("{value}", digits(confidence))
         + (typeof threshold === "number"
-          ? notes.below.replace("{threshold}", threshold.toFixed(2)) : ""));
+          ? notes.below.replace("{threshold}", digits(threshold)) : ""));
+    }
     const highest = Math.max(...maps.map(peakOf));
     if (words.length && highest < TABLES.flatBelow) {
       warning = true;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,7 +9,15 @@ import pytest
 import tiny
 from programs import ProgramResult
 
-from captioner.cli.alt_text import BLANK, MAX_LENGTH, Page, alt_text, merged, save_sidecar, table
+from captioner.cli.alt_text import (
+    BLANK,
+    MAX_LENGTH,
+    Page,
+    alt_text,
+    merged,
+    save_sidecar,
+    table_row,
+)
 from captioner.data.layouts import read_split
 from captioner.errors import CaptionerError
 
@@ -58,7 +65,10 @@ def test_texts_for_training_are_written_next_to_photos_and_kept(caption, folder:
     assert (folder / "one.txt").read_text() == f"sks style, {one}, night\n"
     assert (folder / "two.txt").read_text() == "mine"
     assert "photos/two.txt: has a text already" in outcome.stderr
-    assert caption("photos", "--write", "txt", "--suffix", "x", "--overwrite").code == 0
+    (folder / "two.jpg").write_bytes((folder / "two.png").read_bytes())
+    again = caption("photos", "--write", "txt", "--suffix", "x", "--overwrite")
+    assert again.code == 1
+    assert "two.png: two.txt is that of two.jpg, too" in again.stderr
     assert (folder / "two.txt").read_text() == f"{two} x\n"
 
 
@@ -104,17 +114,19 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
     found = {Path(str(each.path)).name: each.captions[0] for each in split.images}
     assert found == expected
     table = folder.parent / "out/deeper/captions.csv"
-    table.write_bytes(table.read_bytes().replace(b"\n", b"\r\n"))  # as a spreadsheet saves it
-    assert caption("photos", "--write", "csv", "--output", "out/deeper").code == 0
+    content = table.read_bytes().replace(b"\n", b"\r\n")  # as a spreadsheet saves it
+    table.write_bytes(content.replace(b"one.jpg,", b"one.jpg,Mine: "))
+    options = ("--write", "csv", "--output", "out/deeper")
+    again = caption("photos/one.jpg", *options)
+    assert "photos/one.jpg: has a text already" in again.stderr
+    assert table.read_bytes() == content.replace(b"one.jpg,", b"one.jpg,Mine: ").replace(b"\r", b"")
+    assert caption("photos", *options, "--overwrite").code == 0
+    assert table.read_bytes() == content.replace(b"\r", b"")
 
 
 def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
-    rows = [(tmp_path / "=1+1.jpg", "=1+1", 0.5), (tmp_path / "a/b.jpg", "A dog", None)]
-    assert list(csv.reader(table(rows, tmp_path).decode().splitlines())) == [
-        ["image", "caption", "confidence"],
-        ["./=1+1.jpg", " =1+1", "0.5000"],
-        ["a/b.jpg", "A dog", ""],
-    ]
+    assert table_row(tmp_path / "=1.jpg", "=1+1", 0.5, tmp_path) == ["./=1.jpg", " =1+1", "0.5000"]
+    assert table_row(tmp_path / "a/b.jpg", "A dog", None, tmp_path) == ["a/b.jpg", "A dog", ""]
 
 
 # ---------------------------------------------------------------------------------------- pages
@@ -220,6 +232,11 @@ def test_a_sidecar_of_another_program_is_changed_only_when_asked(tmp_path: Path)
     assert texts_in(file.read_bytes()) == both("A dog")
     assert save_sidecar(file, "A cat", merge=True, overwrite=True)
     assert texts_in(file.read_bytes()) == both("A cat")
+    ours = tmp_path / "ours.xmp"
+    assert save_sidecar(ours, "A dog")
+    assert not save_sidecar(ours, "A cat"), "somebody may have corrected it"
+    assert save_sidecar(ours, "A cat", overwrite=True)
+    assert texts_in(ours.read_bytes()) == both("A cat")
     file.write_bytes(b"<x>mine</x>")
     with pytest.raises(CaptionerError, match="no rdf:RDF"):
         save_sidecar(file, "A dog", merge=True)

@@ -39,7 +39,7 @@ REFUSED = {
     f"{CAPTION} --output out --opacity 2": "'2' is not a number from 0 to 1",
     f"{CAPTION} --write csv": "csv needs --output",
     f"{CAPTION} --write html": "needs a page",
-    f"{CAPTION} --overwrite": "needs --write txt or xmp",
+    f"{CAPTION} --overwrite": "needs --write txt or xmp or csv",
     f"{SCORE} photo.jpg ?!": "has no words",
     f"{SCORE} nothing.jpg 'a red disc'": "nothing.jpg: ",
     f"{EVALUATE} --root . --split x": "'x'",

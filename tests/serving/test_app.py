@@ -134,17 +134,23 @@ def test_several_photos_are_answered_in_their_order(client: TestClient, drawn_ph
     alone = [client.post("/v1/captions", content=photo, headers=JPEG).json() for photo in photos]
     files = [("image", (f"{n}.jpg", photo)) for n, photo in enumerate(photos)]
     files.insert(1, ("image", ("broken.jpg", photos[0][:200])))
+    files.insert(2, ("image", ("none.jpg", b"")))
     answers = client.post("/v1/captions", files=files).json()["photos"]
-    assert [answer["image"] for answer in answers] == ["0.jpg", "broken.jpg", "1.jpg", "2.jpg"]
-    broken = answers.pop(1)["error"]
-    assert (broken["status"], "damaged" in broken["detail"]) == (422, True)
+    names = ["0.jpg", "broken.jpg", "none.jpg", "1.jpg", "2.jpg"]
+    assert [answer["image"] for answer in answers] == names
+    for said in ("damaged", "empty file"):
+        broken = answers.pop(1)["error"]
+        assert (broken["status"], said in broken["detail"]) == (422, True)
     assert [answer["captions"][0]["words"] for answer in answers] == [
         answer["captions"][0]["words"] for answer in alone
     ]
     data_url = f"data:image/jpeg;base64,{encoded(photos[0])}"
-    content = {"image": [data_url, encoded(photos[1])], "caption": "a red disc"}
-    scores = client.post("/v1/scores", json=content).json()["photos"]
-    assert [len(answer["caption"]["words"]) for answer in scores] == [3, 3]
+    wrapped = base64.encodebytes(photos[1]).decode()
+    of_urls = base64.urlsafe_b64encode(photos[2]).decode()
+    content = {"image": [data_url, wrapped, of_urls, "words!"], "caption": "a red disc"}
+    *scores, bad = client.post("/v1/scores", json=content).json()["photos"]
+    assert [len(answer["caption"]["words"]) for answer in scores] == [3, 3, 3]
+    assert "photo 4 is neither base64" in bad["error"]["detail"]
     one = client.post("/v1/captions", json={"image": [data_url]}).json()
     assert len(one["photos"]) == 1, "a list is answered by a list"
     assert "one photo" in problem(client.post("/v1/pictures", json=content), 422)

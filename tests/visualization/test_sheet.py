@@ -290,6 +290,17 @@ def test_a_key_is_wrapped_in_a_narrow_place_and_not_made_smaller(make_caption):
     assert KEY["p"] in " ".join(call.args[1] for call in calls)
 
 
+def test_an_unsure_caption_never_seems_as_sure_as_its_threshold(make_caption):
+    caption = make_caption((9, 9), WORDS)
+    for confidence, shown in (
+        (0.3141, ["0.314", "0.315"]),
+        (0.3149, ["0.31", "0.31"]),
+        (0.3, ["0.30", "0.31"]),
+    ):
+        known = replace(caption, confidence=confidence, confidence_threshold=0.3149)
+        assert known.confidence_digits == shown
+
+
 def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_caption):
     flat = make_caption((90, 70), ["a", "dog"], maps=np.full((2, 63), 1 / 63))
     note, warning = caption_note(flat)

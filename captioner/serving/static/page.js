@@ -57,9 +57,10 @@
     showStatus("");
     $("login").hidden = error.status !== 401;
     if (error.status === 401) $("token").focus();
-    const text = error.message || "something went wrong";
+    const refused = error.status === 401 && sessionStorage.getItem("token");
+    const text = refused ? "this token is not the server's" : error.message || "something went wrong";
     $("problem").textContent = `${text[0].toUpperCase()}${text.slice(1)}.`;
-    $("problem").hidden = error.status === 401;
+    $("problem").hidden = error.status === 401 && !refused;
   }
 
   function clearErrors() {
