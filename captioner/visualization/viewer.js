@@ -528,7 +528,9 @@
           resolve(this);
         });
         this.image.addEventListener("error", () => {
-          this.description.textContent = "The photo cannot be shown.";
+          this.stage.style.aspectRatio = "auto";
+          this.stage.replaceChildren(make("p", "cv-note",
+            "This browser cannot show this kind of photo. A downloaded PNG, PDF or GIF can."));
           reject(new Error("the photo cannot be shown"));
         });
       });

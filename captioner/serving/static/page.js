@@ -100,7 +100,8 @@
   }
 
   function caption() {
-    if (!photo || !models.length) return Promise.resolve();
+    if (!photo) return Promise.resolve();
+    if (!models.length) return start().catch(showError); // not logged in
     if (!$("beam").reportValidity()) return Promise.resolve();
     const { file } = photo;
     return runExclusively("Captioning the photo", async (signal) => {
