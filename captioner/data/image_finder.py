@@ -7,8 +7,9 @@ import itertools
 import os
 import posixpath
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +19,7 @@ from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
 MAX_DEPTH = 4  # folders below the root, as in flickr30k_images/flickr30k_images/
-_COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
+COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path]]:
@@ -65,30 +66,45 @@ def find_images(
     index: dict[str | int, list[Path]] = {}  # by lower-case name, by its stem, by COCO's number
     for path in images:
         if path not in taken:
-            keys: list[str | int] = [path.name.lower(), path.stem.lower()]
-            if (match := _COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
+            keys: list[str | int] = [_plain(path.name), _plain(path.stem)]
+            if (match := COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
                 keys.append(int(match[1]))
             for key in keys:
                 index.setdefault(key, []).append(path)
-    similar = {name: _similar(name, index) for name, path in files.items() if path is None}
+    places = {_plain(path.parent.name) for path in images}
+    lacking = [name for name, path in files.items() if path is None]
+    similar = {name: _similar(name, index, places) for name in lacking}
     count = Counter(similar.values())
     return files | {name: path for name, path in similar.items() if count[path] == 1}
 
 
-def _similar(name: str, index: Mapping[str | int, list[Path]]) -> Path | None:
-    """Return the image that is likeliest meant; None where several could be."""
-    *folders, base = plain_name(name).lower().split("/")
+def _plain(name: str) -> str:
+    """Return a name in lower case, its accents as most systems store them, not as a Mac does."""
+    return unicodedata.normalize("NFC", name).lower()
+
+
+def _similar(
+    name: str, index: Mapping[str | int, list[Path]], places: Collection[str]
+) -> Path | None:
+    """Return the image that is likeliest meant; None where several could be.
+
+    If the name's folder is among the `places`, the folders of images, it is in there.
+    """
+    *folders, base = _plain(plain_name(name)).split("/")
 
     def rank(path: Path) -> tuple[int, int]:
         """Most folders in common with the name come first, then the least deep."""
         pairs = zip(reversed(path.parent.parts), reversed(folders), strict=False)
-        common = itertools.takewhile(lambda pair: pair[0].lower() == pair[1], pairs)
+        common = itertools.takewhile(lambda pair: _plain(pair[0]) == pair[1], pairs)
         return -len(list(common)), len(path.parts)
 
     stem = posixpath.splitext(base)[0]
-    number = _COCO_NAME.fullmatch(stem)
+    number = COCO_NAME.fullmatch(stem)
     for key in (base, stem, int(number[1]) if number else ""):
-        if candidates := index.get(key):
+        candidates = index.get(key, [])
+        if folders and folders[-1] in places:
+            candidates = [path for path in candidates if rank(path)[0] < 0]
+        if candidates:
             first, *others = sorted(candidates, key=rank)
             return None if others and rank(others[0]) == rank(first) else first
     return None

@@ -79,7 +79,8 @@ def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
             else:
                 bad.append(f"{path}, line {line}: no name, blank and caption: {quoted(row)}")
         return
-    delimiter = delimiter_of(first)
+    is_tsv = path.suffix.lower() == ".tsv" and "\t" in first
+    delimiter = "\t" if is_tsv else delimiter_of(first)
     if delimiter == "|":  # a row of Kaggle's Flickr30k lacks its second one
         text = re.sub(r"(?m)^([^|\n]+\|\s*\d+)\s+(?=[^|\n]+$)", r"\1| ", text)
     columns: list[str] = []

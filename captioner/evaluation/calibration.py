@@ -148,7 +148,7 @@ def fit(
         raise DataError(
             f"{int(right.sum())} of {len(right)} captions are right (CIDEr-D at least "
             f"{right_from:g}); a calibrator needs at least {LEAST_IMAGES} captions, and {FOLDS} "
-            "right and wrong ones"
+            "right and wrong ones (--split all takes all photos of a data set without splits)"
         )
     features, vectors = features[:, : len(FEATURES)], features[:, len(FEATURES) :]
     direction = () if training is None else _direction(training)

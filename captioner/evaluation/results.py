@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.data.formats.table import read_tables
+from captioner.data.image_finder import COCO_NAME
 from captioner.data.layouts import DataFiles
 from captioner.data.records import read_json
 from captioner.data.splits import CaptionedImage, split_name
@@ -93,7 +93,8 @@ def match_captions(
         ids: dict[str, int | str | None] = {}
         for image in images:
             key = [*_name_forms(str(image.path)), str(image.image_id)][way]
-            ids[key] = None if key in ids else image.image_id  # of several images it means none
+            # Of several images, or of no number, it means none.
+            ids[key] = None if key in ids or not key else image.image_id
         by_id = {}
         for name, text in captions.items():
             image_id = ids.get([*_name_forms(name), name][way])
@@ -104,10 +105,11 @@ def match_captions(
 
 
 def _name_forms(name: str) -> list[str]:
-    """Return a file's name with its folder, without, without the suffix, and its last number."""
+    """Return a file's name with its folder, without, without the suffix, and COCO's number."""
     parts = name.replace("\\", "/").split("/")
     stem = Path(parts[-1]).stem
-    return ["/".join(parts[-2:]), parts[-1], stem, re.split(r"\D", stem)[-1].lstrip("0")]
+    number = COCO_NAME.fullmatch(stem)
+    return ["/".join(parts[-2:]), parts[-1], stem, number[1].lstrip("0") if number else ""]
 
 
 BIAS = "People and clothes"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captioner.checkpoint import load_vocabulary, load_weights, model_folder, verify
-from captioner.config.settings import Config
+from captioner.config.settings import Config, DataConfig
 from captioner.config.validation import data_sources, unused_settings, validate
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
@@ -20,7 +20,7 @@ from captioner.data.sources import captions_digest, read_sources
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import ConfigError, DataError, ImageError
+from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.log import logger
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
@@ -58,8 +58,13 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     validate(config)
     start = None
     if checkpoint is None and config.train.start_from is not None:
-        start = model_folder(config.train.start_from)
-        verify(start)
+        try:
+            start = model_folder(config.train.start_from)
+            verify(start)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"train.start_from: {error}; train that first, or name another model"
+            ) from None
     images = read_sources(config.data, max_validation_images=config.train.val_photos)
     for members in (images.training, *images.validation.values()):
         _check_one_is_readable(members)
@@ -135,6 +140,12 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
     if start is not None and config.train.start_with != "encoder":
         known = load_vocabulary(start)
         tokenizer = known.tokenizer
+        if config.data.tokenizer not in (tokenizer.name, DataConfig.tokenizer):
+            raise ConfigError(
+                f"data.tokenizer: {start} reads {tokenizer.name}, not {config.data.tokenizer}; "
+                "train a model of its own: captioner train --config table --data.tokenizer "
+                f"{config.data.tokenizer}"
+            )
     else:
         chosen = TOKENIZERS[config.data.tokenizer]()
         tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)

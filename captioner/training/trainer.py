@@ -41,6 +41,7 @@ from captioner.training.validation import (
     validation_decoding,
 )
 
+FEW_IMAGES = 50  # for a validation
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 # Attributes of the trainer that a checkpoint holds as they are.
 COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "lr_drops", "figures", "before")
@@ -114,7 +115,8 @@ class Trainer:
                     self.before = self._validate().figures.get("CIDEr")
                 if self.before is not None:
                     count = len(self.setup.validation.images)
-                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos")
+                    few = ", too few to tell two models apart" if count < FEW_IMAGES else ""
+                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos{few}")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self.epoch == begin:
@@ -124,14 +126,19 @@ class Trainer:
             )
         elif self._out_of_patience():
             logger.info(
-                f"stopped: {self.bad_epochs} epochs without a better {settings.metric} "
-                f"than that of epoch {self.figures.get('epoch')} (train.patience)"
+                f"stopped: {settings.metric} has not risen for {self.bad_epochs} epochs "
+                f"(train.patience); the best model is of epoch {self.figures.get('epoch')}"
             )
         after = self.figures.get("CIDEr")
         if self.before is not None and after is not None:
             logger.info(
                 f"CIDEr {self.before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
             )
+            if after < self.before:
+                logger.warning(
+                    "the model that the run began with was better; use that, or train again with a "
+                    "lower optim.lr"
+                )
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.train.patience <= self.bad_epochs
@@ -274,8 +281,9 @@ class Trainer:
                 f"{self.config.train.metric} needs two readable validation photos of each source; "
                 "mend them, or choose by another train.metric"
             )
-        if metric > self.best:
-            self.best, self.bad_epochs = metric, 0
+        if metric >= self.best:  # of equal ones the later, which has learned more
+            self.bad_epochs = 0 if metric > self.best else self.bad_epochs + 1
+            self.best = metric
             self.figures = {"epoch": self.epoch, **validation.figures}
             self.save("best")
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeT
 
 
 _face = lru_cache(maxsize=64)(ImageFont.truetype)
-_warn_once = lru_cache(maxsize=16)(logger.warning)
+_warned: set[str] = set()  # scripts
 
 
 @lru_cache(maxsize=2)
@@ -50,6 +51,17 @@ def _letters(path: str) -> frozenset[str]:
         return frozenset()
 
 
+def _warn_once(script: str, character: str) -> None:
+    """Say of each script once that no font has it."""
+    if script not in _warned:
+        _warned.add(script)
+        logger.warning(
+            f"warning: no font on this machine has '{character}' ({script.capitalize()}), which is "
+            "drawn as a box; install one (on Debian and Ubuntu, fonts-noto-cjk or another of "
+            "fonts-noto)"
+        )
+
+
 @lru_cache(maxsize=1024)
 def _font_with(characters: str) -> str | None:
     """Return the system's font file that has most of these characters; None if none has any."""
@@ -60,11 +72,7 @@ def _font_with(characters: str) -> str | None:
     best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
     missing = wanted - (_letters(best) if best else frozenset())
     if missing:
-        _warn_once(
-            f"warning: no font on this machine has '{min(missing)}', which is drawn as a box; "
-            "install one of its script (on Debian and Ubuntu, fonts-noto-cjk or another of "
-            "fonts-noto)"
-        )
+        _warn_once(unicodedata.name(min(missing), "this").split()[0], min(missing))
     return best if missing != wanted else None
 
 

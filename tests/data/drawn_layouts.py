@@ -235,6 +235,23 @@ def split_files(root: Path) -> None:
         write(root / f"{split}.csv", "\n".join(["image,caption", *lines]))
 
 
+def tables_beside_folders(root: Path) -> None:
+    """Each split numbers its photos anew."""
+    for split in ("train", "val", "test"):
+        numbers = [n for n in range(PHOTOS) if SPLITS[n] == split]
+        lines = [f"{n - numbers[0]}.jpg,{text}" for n, text in pairs() if n in numbers]
+        write(root / f"{split}.csv", "\n".join(["image,caption", *lines]))
+        (root / split).mkdir(parents=True)
+        for n in numbers:
+            (root / split / f"{n - numbers[0]}.jpg").write_bytes(jpeg(n))
+
+
+def texts_in_a_folder(root: Path) -> None:
+    draw(root / "images")
+    for n, texts in CAPTIONS.items():
+        write(root / "captions" / f"{n:02d}.txt", f"{texts[0]}, of one colour, on a field")
+
+
 def sidecars(root: Path) -> None:
     draw(root / "10_shapes")
     for n, texts in CAPTIONS.items():
@@ -298,6 +315,8 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (table_tsv, "table", "table t.tsv", ("train", "val", "test")),
         (table_parquet, "table", "table photos.parquet", ("train", "val", "test")),
         (split_files, "table", "table test.csv, train.csv, valid.csv", ("test", "train", "val")),
+        (tables_beside_folders, "table", "table test.csv, train.csv", ("test", "train", "val")),
+        (texts_in_a_folder, "sidecars", "12 text or JSON files", ()),
         (sidecars, "sidecars", "12 text or JSON files", ()),
         (img2dataset, "webdataset", "WebDataset shards: 00000.tar, 00001.tar", ()),
         (own_table, "table", "table captions.csv", ()),

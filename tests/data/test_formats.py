@@ -312,6 +312,14 @@ def test_a_malformed_line_of_a_table_is_named(
     assert complaint in message
 
 
+def test_a_table_has_its_own_ids_where_it_names_them_all(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg")
+    for second, expected in ((" x7", [12, "x7"]), ("12", [0, 1]), ("", [0, 1])):
+        text = f"image_id,file_name,caption\n12,a.jpg,A dog\n{second},b.jpg,A cat\n"
+        (tmp_path / "t.csv").write_text(text)
+        assert ids(read_split(root=tmp_path, split="all")) == expected
+
+
 @pytest.mark.parametrize(
     "text",
     [

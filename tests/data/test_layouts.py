@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import tiny
@@ -233,18 +235,25 @@ def test_a_photo_is_found_by_a_name_that_does_not_lead_to_it(tmp_path: Path, nam
     assert name == "photos/a.jpg" or "1 photos in photos/" in data.description()
 
 
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_accents_are_the_same_in_either_form(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    write(tmp_path / unicodedata.normalize(form, "für.jpg"), "")
+    write(tmp_path / "t.csv", f"image,caption\n{unicodedata.normalize('NFC', 'für.jpg')},a dog\n")
+    assert len(read_split(root=tmp_path, split="all").images) == 1
+
+
 def test_a_file_is_not_taken_for_two_photos_nor_one_of_two_files(tmp_path: Path) -> None:
-    for name in ("here/a.jpg", "b/x.jpg", "c/x.jpg"):
+    for name in ("here/a.jpg", "b/x.jpg", "c/x.jpg", "c/z.jpg"):
         write(tmp_path / name, "")
     table = "image,caption\nhere/a.jpg,one\ngone/a.jpg,two\nd/x.jpg,three\nc/x.jpg,four\n"
-    write(tmp_path / "t.csv", table)
+    write(tmp_path / "t.csv", f"{table}here/z.jpg,five\n")
     split = read_split(root=tmp_path, split="all")
     assert [i.path.relative_to(tmp_path).as_posix() for i in split.images] == [
         "here/a.jpg",
         "b/x.jpg",  # the only one left
         "c/x.jpg",
     ]
-    assert split.missing == [tmp_path / "gone/a.jpg"]
+    assert split.missing == [tmp_path / "gone/a.jpg", tmp_path / "here/z.jpg"]
     write(tmp_path / "t.csv", "image,caption\nx.jpg,which?\nhere/a.jpg,one\n")
     assert read_split(root=tmp_path, split="all").missing == [tmp_path / "x.jpg"]
 

@@ -173,7 +173,8 @@ def test_the_early_end_of_a_run_is_reported(
 ) -> None:
     train(tiny.recipe(table, tmp_path / "run", **ASLEEP, train__epochs=9, train__patience=2))
     error = capfd.readouterr().err
-    assert "stopped: 2 epochs without a better CIDEr than that of epoch 1" in error
+    assert "stopped: CIDEr has not risen for 2 epochs (train.patience)" in error
+    assert "the best model is of epoch 3" in error, "of equal ones the last"
 
 
 @pytest.mark.parametrize("where", ["validate", "sample_sheets"])

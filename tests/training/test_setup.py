@@ -15,7 +15,7 @@ from PIL import Image
 from captioner.checkpoint import load_model, save_model
 from captioner.config.settings import Config, SourceConfig
 from captioner.data.images import open_image
-from captioner.errors import ConfigError, DataError
+from captioner.errors import CheckpointError, ConfigError, DataError
 from captioner.models.build import build_model
 from captioner.training import train
 from captioner.training.run import changed_settings
@@ -151,6 +151,16 @@ def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Pat
         assert torch.equal(weights[name], value), name
     name = "decoder.embedding.weight"
     assert not torch.equal(weights[name], model.state_dict()[name])
+
+
+def test_a_start_that_is_not_there_or_reads_otherwise_is_refused_by_its_setting(
+    table: Path, tmp_path: Path, before
+) -> None:
+    characters = starting_from(before, table, tmp_path, data__tokenizer="characters")
+    with pytest.raises(ConfigError, match=r"data.tokenizer: .* reads words, not characters"):
+        prepare(characters, CPU)
+    with pytest.raises(CheckpointError, match=r"train.start_from: there is no model '.*none'"):
+        prepare(starting_from(tmp_path / "none", table, tmp_path), CPU)
 
 
 def test_captions_with_few_known_words_are_reported_and_with_none_refused(

@@ -53,9 +53,11 @@ def test_a_script_without_a_font_is_said_once_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(matplotlib.font_manager, "findSystemFonts", list)
     for _ in range(2):
-        assert "DejaVu" in str(font(20, text="\U00013000").path)
+        for character in "\U00013000\U00013001":
+            assert "DejaVu" in str(font(20, text=character).path)
     said = capsys.readouterr().err
-    assert said.count("warning: no font on this machine has '\U00013000'") == 1
+    assert said.count("warning: no font on this machine has '\U00013000' (Egyptian)") == 1
+    assert said.count("warning") == 1
     assert "fonts-noto" in said
 
 

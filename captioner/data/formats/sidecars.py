@@ -19,7 +19,7 @@ def sidecars(data: DataFiles) -> Recognised | None:
     Folders called train, val and test in the root are splits. Ids are names from the root.
     """
     texts = _texts(data) if data.named_file is None else {}
-    few = len(texts) * 2 < len(data.images) and data.format != "sidecars"
+    few = len(texts) * 10 < len(data.images) and data.format != "sidecars"
     if not texts or few:
         return None
 

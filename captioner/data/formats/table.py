@@ -37,7 +37,7 @@ def table(data: DataFiles) -> Recognised | None:
     """Find the table that the user names, or the only one in the root.
 
     Several files are the splits of one data set if they are called so, as train.csv and val.csv.
-    Ids are positions of the images.
+    Ids are those of a column image_id, or else positions of the images.
     """
     found = [path for path in _possible_tables(data) if _is_table(path, data)]
     least = min((len(path.parts) for path in found), default=0)  # the least deep folder with any
@@ -85,22 +85,24 @@ def imagefolder(data: DataFiles) -> Recognised | None:
 
 def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:
     """Return the images of tables, each with the name of its split, or "" if rows name theirs."""
-    ids: dict[str, int] = {}
+    ids: dict[str, Any] = {}
     captions: dict[tuple[str, str], list[str]] = {}
     bad: list[str] = []
     for path, split in tables:
         rows = list(_rows(path, data, bad))
         has_splits = any(row[-1] for row in rows)
-        for line, name, texts, of_row in rows:
+        for line, name, texts, image_id, of_row in rows:
             if has_splits and not of_row:
                 bad.append(
                     f"{path}, line {line}: the split is empty, but other rows have one; fill it"
                 )
-            ids.setdefault(name, len(ids))
+            ids.setdefault(name, image_id)
             captions.setdefault((name, split or of_row), []).extend(texts)
     if bad:
         more = f"; {len(bad)} rows in all cannot be read" if bad[1:] else ""
         raise DataError("; ".join(bad[:MOST_ROWS]) + more)
+    if None in ids.values() or len(set(ids.values())) < len(ids):
+        ids = {name: position for position, name in enumerate(ids)}
     images = [
         NamedImage(name, tuple(texts), ids[name], split)
         for (name, split), texts in captions.items()
@@ -122,13 +124,16 @@ def _possible_tables(data: DataFiles) -> list[Path]:
     if data.named_file is not None:
         return [data.named_file] if data.named_file.suffix.lower() in _SUFFIXES else []
     tars = [path for path in data.others if path.suffix == ".tar"]
-    described = {path.with_suffix("") for path in [*data.images, *tars]}
-    described |= {path.parent for path in data.images}
+    described = {path.with_suffix("") for path in [*data.images, *tars]} | {*data.images}
+    # img2dataset's 00000.parquet describes the photos in 00000.
+    described |= {path.parent for path in data.images if path.parent.name.isdecimal()}
+    stems = {path.stem for path in data.images}
     return [
         path
         for path in data.others
         if path.suffix.lower() in _SUFFIXES
         and path.with_suffix("") not in described
+        and not (path.suffix.lower() in (".txt", ".json") and path.stem in stems)
         and not path.name.endswith("_stats.json")
         and not _COCO_FILE.fullmatch(path.name)
     ]
@@ -173,9 +178,11 @@ def without_guard(name: str, folder: Path) -> str:
 
 def _rows(
     path: Path, data: DataFiles, bad: list[str]
-) -> Iterator[tuple[int, str, tuple[str, ...], str]]:
-    """Yield line, image, captions and split of the rows of a table; add to `bad` as they do."""
+) -> Iterator[tuple[int, str, tuple[str, ...], int | str | None, str]]:
+    """Yield line, image, captions, id and split of a table's rows; add to `bad` as they do."""
     chosen: tuple[str, list[str]] | None = None
+    # Names of train.csv may begin in train/.
+    own = {image.name for image in data.images if image.parent == path.with_suffix("")}
     for line, record in table_records(path, bad):
         chosen = chosen or _chosen_columns(list(record), data)
         if chosen is None:
@@ -202,8 +209,14 @@ def _rows(
                 name = numbered[1]
             name = without_guard(name, path.parent)
             name = name if is_url(name) else posixpath.normpath(name)
-            split = next((v for c, v in record.items() if c.strip().lower() == "split"), None)
-            yield line, name, captions or ("",), str(split or "").strip()  # "": counted as left out
+            if name in own and not (path.parent / name).exists():
+                name = f"{path.stem}/{name}"
+            cells = {column.strip().lower(): cell for column, cell in record.items()}
+            image_id = None if chosen[0].strip().lower() == "image_id" else cells.get("image_id")
+            if isinstance(image_id, str):
+                image_id = int(image_id) if image_id.isdecimal() else image_id or None
+            split = str(cells.get("split") or "").strip()
+            yield line, name, captions or ("",), image_id, split  # "": counted as left out
 
 
 def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
