@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import html
 import io
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from captioner.cli.inputs import STANDARD_INPUT
 from captioner.cli.output import is_withheld
 from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
@@ -77,14 +79,10 @@ class TextWriter:
         # The alternative text of each photo (empty where it is withheld) and its confidence.
         self._rows: dict[Path | str, tuple[str, float | None]] = {}
         self._kept: list[Path | str] = []  # files that have a text already
-        self._owners: dict[Path, Path] = {}  # the photos of the files next to them
+        self._owners: dict[str, Path] = {}  # the photos of the files next to them
+        self._resumed: set[Path | str] = set()  # photos that were done before
         if "csv" in arguments.write:
-            file = arguments.output / TABLE
-            if file.is_file() and not file.read_bytes().startswith(_HEADING.encode()):
-                raise CaptionerError(
-                    f"{file} is no table of captioner, so it is left as it is; choose another "
-                    "--output"
-                )
+            self._heading, self._table = read_table(arguments.output / TABLE)
 
     def images_of(self, file: Path, known: Collection[Path | str]) -> list[Path]:
         """Return the images of a page that lack a text, except those that are known already."""
@@ -101,9 +99,17 @@ class TextWriter:
         known = set(known)
         return [image for image in page.images if image not in known]
 
-    def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
-        """Write a photo's own files, keep its caption for the others, and return the files."""
+    def add(
+        self, photo: Path | str, caption: str, confidence: float | None, *, resumed: bool = False
+    ) -> list[Path]:
+        """Write a photo's own files, keep its caption for the others, and return the files.
+
+        Args:
+            resumed: It was done before, so that nobody wonders why its texts stay.
+        """
         options, written = self.arguments, list[Path]()
+        if resumed:
+            self._resumed.add(photo)
         withheld = is_withheld(confidence, options.min_confidence)
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
         if withheld or not isinstance(photo, Path):
@@ -114,11 +120,14 @@ class TextWriter:
                 file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
                 merge, overwrite = options.xmp_merge, options.overwrite
                 is_new = save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
-                (written if is_new else self._kept).append(file)
+                if is_new:
+                    written.append(file)
+                elif not resumed:
+                    self._kept.append(file)
             if "txt" in options.write:
                 file = self._claimed(photo.with_suffix(".txt"), photo)
                 if os.path.lexists(file) and not options.overwrite:
-                    self._kept.append(file)
+                    self._kept += [] if resumed else [file]
                 else:
                     text = f"{options.prefix.rstrip()} {caption}".lstrip()
                     text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
@@ -130,8 +139,8 @@ class TextWriter:
 
     def _claimed(self, file: Path, photo: Path) -> Path:
         """Return the file of a photo; a CaptionerError if another photo of this run has it."""
-        owner = self._owners.setdefault(file, photo)
-        if owner != photo:
+        owner = self._owners.setdefault(os.path.normcase(os.path.abspath(file)), photo)
+        if os.path.abspath(owner) != os.path.abspath(photo):
             raise CaptionerError(
                 f"{photo}: {file.name} is that of {owner.name}, too; rename one of the two photos"
             )
@@ -146,16 +155,18 @@ class TextWriter:
         contents: dict[Path, bytes] = {}
         output = self.arguments.output
         if "csv" in self.arguments.write:
-            rows = read_table(output / TABLE)
+            rows = self._table
             for photo in photos:
                 if photo in self._rows:
                     row = table_row(photo, *self._rows[photo], output)
+                    row += [""] * (len(self._heading) - len(row))  # columns of the user's own
                     before = rows.setdefault(row[0], row)
-                    if self.arguments.overwrite or not before[1]:
+                    is_stale = photo == STANDARD_INPUT or not before[1]
+                    if self.arguments.overwrite or is_stale:
                         rows[row[0]] = row
-                    elif before[1] != row[1]:
+                    elif before[1] != row[1] and photo not in self._resumed:
                         self._kept.append(photo)
-            contents[output / TABLE] = table(rows.values())
+            contents[output / TABLE] = table([self._heading, *rows.values()])
         if self._kept:
             logger.info(
                 f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
@@ -186,23 +197,32 @@ def table_row(image: Path | str, caption: str, confidence: float | None, folder:
     begins as a formula of a spreadsheet does: paths get `./` in front, texts a blank.
     """
     path = os.path.relpath(image, folder) if isinstance(image, Path) else image
+    path = path.encode(errors="backslashreplace").decode()  # of bytes that are not UTF-8
     cells = [_no_formula(path, "./"), _no_formula(caption, " ")]
     return [*cells, "" if confidence is None else f"{confidence:.4f}"]
 
 
 def table(rows: Iterable[Sequence[str]]) -> bytes:
-    """Return rows of cells as CSV in UTF-8, with their heading."""
+    """Return rows of cells as CSV in UTF-8."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_HEADING.split(","), *rows])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def read_table(file: Path) -> dict[str, list[str]]:
-    """Return the rows of a table by their image, none where there is no such file."""
+def read_table(file: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the heading of a table and its rows by image, none where there is no such file."""
+    expected, heading, rows = _HEADING.split(","), list[str](), list[list[str]]()
     if not file.is_file():
-        return {}
-    _, *rows = csv.reader(io.StringIO(file.read_bytes().decode(errors="replace"), newline=""))
-    return {row[0]: row for row in rows if len(row) > 1}
+        return expected, {}
+    with contextlib.suppress(ValueError, csv.Error):  # UnicodeDecodeError is a ValueError
+        text = io.StringIO(file.read_bytes().decode("utf-8-sig"), newline="")
+        heading, *rows = csv.reader(text, strict=True)
+    if heading[: len(expected)] != expected:
+        raise CaptionerError(
+            f"{file} is no table of captioner in UTF-8, so it is left as it is; choose another "
+            "--output"
+        )
+    return heading, {row[0]: row for row in rows if len(row) > 1}
 
 
 def _no_formula(cell: str, before: str) -> str:

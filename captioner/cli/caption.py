@@ -194,7 +194,7 @@ class _CaptionRun:
         for photo, record in records.items():
             self.done += 1
             if self.texts:
-                self.texts.add(photo, record["caption"], record.get("confidence"))
+                self.texts.add(photo, record["caption"], record.get("confidence"), resumed=True)
         if todo:
             self._caption(todo, models)
         for file in self.texts.finish(photos) if self.texts else ():

@@ -19,7 +19,7 @@ from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
 MAX_DEPTH = 4  # folders below the root, as in flickr30k_images/flickr30k_images/
-COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
+_COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path]]:
@@ -67,13 +67,13 @@ def find_images(
     for path in images:
         if path not in taken:
             keys: list[str | int] = [_plain(path.name), _plain(path.stem)]
-            if (match := COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
+            if (match := _COCO_NAME.fullmatch(path.stem)) and len(match[1]) == 12:
                 keys.append(int(match[1]))
             for key in keys:
                 index.setdefault(key, []).append(path)
-    places = {_plain(path.parent.name) for path in images}
+    right = {_plain(posixpath.dirname(name)) for name, path in files.items() if path}
     lacking = [name for name, path in files.items() if path is None]
-    similar = {name: _similar(name, index, places) for name in lacking}
+    similar = {name: _similar(name, index, right) for name in lacking}
     count = Counter(similar.values())
     return files | {name: path for name, path in similar.items() if count[path] == 1}
 
@@ -84,11 +84,11 @@ def _plain(name: str) -> str:
 
 
 def _similar(
-    name: str, index: Mapping[str | int, list[Path]], places: Collection[str]
+    name: str, index: Mapping[str | int, list[Path]], right: Collection[str]
 ) -> Path | None:
     """Return the image that is likeliest meant; None where several could be.
 
-    If the name's folder is among the `places`, the folders of images, it is in there.
+    In the `right` folders others lie where their names lead, so this one is in there or missing.
     """
     *folders, base = _plain(plain_name(name)).split("/")
 
@@ -99,10 +99,10 @@ def _similar(
         return -len(list(common)), len(path.parts)
 
     stem = posixpath.splitext(base)[0]
-    number = COCO_NAME.fullmatch(stem)
+    number = _COCO_NAME.fullmatch(stem)
     for key in (base, stem, int(number[1]) if number else ""):
         candidates = index.get(key, [])
-        if folders and folders[-1] in places:
+        if folders and "/".join(folders) in right:
             candidates = [path for path in candidates if rank(path)[0] < 0]
         if candidates:
             first, *others = sorted(candidates, key=rank)

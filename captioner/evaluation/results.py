@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from captioner.data.formats.table import read_tables
-from captioner.data.image_finder import COCO_NAME
 from captioner.data.layouts import DataFiles
 from captioner.data.records import read_json
 from captioner.data.splits import CaptionedImage, split_name
@@ -105,11 +105,11 @@ def match_captions(
 
 
 def _name_forms(name: str) -> list[str]:
-    """Return a file's name with its folder, without, without the suffix, and COCO's number."""
+    """Return a file's name with its folder, without, without the suffix, and its last number."""
     parts = name.replace("\\", "/").split("/")
     stem = Path(parts[-1]).stem
-    number = COCO_NAME.fullmatch(stem)
-    return ["/".join(parts[-2:]), parts[-1], stem, number[1].lstrip("0") if number else ""]
+    number = re.fullmatch(r"(?:.*[\W_])?0*(\d+)", stem)  # not digits at the end of letters
+    return ["/".join(parts[-2:]), parts[-1], stem, number[1] if number else ""]
 
 
 BIAS = "People and clothes"

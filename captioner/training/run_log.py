@@ -140,14 +140,19 @@ def model_card(config: Config, figures: dict[str, Any], digests: Mapping[str, st
         figures="\n".join(validated),
         origin="\n".join(f"| {name} | {value} |" for name, value in origin.items()),
         # Not where the files of this machine lie: a model is given to others.
-        recipe=re.sub(r"(?m)^(.*[:-] )/.*/([^/\n]+)$", r"\1…/\2", to_yaml(config)).rstrip(),
+        recipe=re.sub(
+            r"(?m)^(.*?[:-] ['\"]?)/.*/([^/\n]+/?)$", r"\1…/\2", to_yaml(config)
+        ).rstrip(),
     )
 
 
 def _splits(config: Config, key: str) -> str:
     """Name the splits of all sources: `key` is `train_split` or `val_split`."""
     splits = (
-        (getattr(source, key), Path(source.root).name if source.name == "source" else source.name)
+        (
+            getattr(source, key),
+            Path(source.root).absolute().name if source.name == "source" else source.name,
+        )
         for source in data_sources(config.data)
     )
     return " and ".join(f"split {split} of {name}" for split, name in splits if split is not None)

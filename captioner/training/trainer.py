@@ -281,13 +281,13 @@ class Trainer:
                 f"{self.config.train.metric} needs two readable validation photos of each source; "
                 "mend them, or choose by another train.metric"
             )
+        self.bad_epochs = 0 if metric > self.best else self.bad_epochs + 1
         if metric >= self.best:  # of equal ones the later, which has learned more
-            self.bad_epochs = 0 if metric > self.best else self.bad_epochs + 1
             self.best = metric
             self.figures = {"epoch": self.epoch, **validation.figures}
             self.save("best")
+        if not self.bad_epochs:
             return
-        self.bad_epochs += 1
         if self.config.optim.schedule == "plateau":
             self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 

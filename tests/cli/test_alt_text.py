@@ -122,6 +122,15 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
     assert table.read_bytes() == content.replace(b"one.jpg,", b"one.jpg,Mine: ").replace(b"\r", b"")
     assert caption("photos", *options, "--overwrite").code == 0
     assert table.read_bytes() == content.replace(b"\r", b"")
+    heading, *rows = table.read_text().splitlines()
+    edited = [f"\ufeff{heading},notes", *(f"{row},fine" for row in rows[1:])]
+    table.write_text("\n".join(edited))
+    assert caption("photos", *options).code == 0
+    *kept, new = table.read_text().splitlines()
+    assert kept == [line.removeprefix("\ufeff") for line in edited]
+    assert new == f"{rows[0]},"
+    table.write_bytes("image,caption,confidence\na.jpg,Café,0.5\n".encode("cp1252"))
+    assert "no table of captioner in UTF-8" in caption("photos", *options).sentence()
 
 
 def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:

@@ -318,6 +318,11 @@ def test_a_table_has_its_own_ids_where_it_names_them_all(tmp_path: Path) -> None
         text = f"image_id,file_name,caption\n12,a.jpg,A dog\n{second},b.jpg,A cat\n"
         (tmp_path / "t.csv").write_text(text)
         assert ids(read_split(root=tmp_path, split="all")) == expected
+    rows = [{"image_id": n, "file_name": f"{n}.jpg", "caption": "A dog"} for n in (["x"], 1.0)]
+    (tmp_path / "t.csv").unlink()
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    touch(tmp_path, "['x'].jpg", "1.0.jpg")
+    assert ids(read_split(root=tmp_path, split="all")) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,18 @@ def test_a_photo_is_found_by_a_name_that_does_not_lead_to_it(tmp_path: Path, nam
     assert name == "photos/a.jpg" or "1 photos in photos/" in data.description()
 
 
+def test_a_table_named_as_a_photo_is_one_and_a_few_texts_are_none(tmp_path: Path) -> None:
+    draw(tmp_path / "images")
+    (tmp_path / "images/00.jpg").rename(tmp_path / "images/train.jpg")
+    for split, number in (("train", 1), ("test", 2)):
+        write(tmp_path / f"{split}.json", json.dumps([{"image": f"0{number}.jpg", "caption": "a"}]))
+    write(tmp_path / "images.csv", "")
+    for number in (3, 4):
+        write(tmp_path / "images" / f"0{number}.txt", "0 0.5 0.5 1 1")
+    data = CaptionedData(DataFiles(root=tmp_path))
+    assert (data.format, set(data.split_names)) == ("table", {"train", "test"})
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_accents_are_the_same_in_either_form(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     write(tmp_path / unicodedata.normalize(form, "für.jpg"), "")

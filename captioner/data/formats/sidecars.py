@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from captioner.data.formats.table import texts_of
+from captioner.data.formats.table import table, texts_of
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.records import CAPTION_COLUMNS, numbered_lines, read_json, usual_column
 from captioner.data.splits import split_of_folder
@@ -19,8 +19,10 @@ def sidecars(data: DataFiles) -> Recognised | None:
     Folders called train, val and test in the root are splits. Ids are names from the root.
     """
     texts = _texts(data) if data.named_file is None else {}
-    few = len(texts) * 10 < len(data.images) and data.format != "sidecars"
-    if not texts or few:
+    share = len(texts) / max(1, len(data.images))
+    if data.format != "sidecars" and share < 0.5 and (share < 0.1 or table(data)):
+        return None
+    if not texts:
         return None
 
     def read() -> Annotations:

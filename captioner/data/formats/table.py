@@ -125,15 +125,21 @@ def _possible_tables(data: DataFiles) -> list[Path]:
         return [data.named_file] if data.named_file.suffix.lower() in _SUFFIXES else []
     tars = [path for path in data.others if path.suffix == ".tar"]
     described = {path.with_suffix("") for path in [*data.images, *tars]} | {*data.images}
-    # img2dataset's 00000.parquet describes the photos in 00000.
-    described |= {path.parent for path in data.images if path.parent.name.isdecimal()}
-    stems = {path.stem for path in data.images}
+    folders, stems = {i.parent for i in data.images}, {i.stem for i in data.images}
+    # img2dataset's 00000.parquet describes the photos in 00000; train.csv may be the captions of
+    # those in train.
+    described |= {folder for folder in folders if folder.name.isdecimal()}
+    texts: dict[tuple[Path, str], list[bool]] = {}  # which of a folder's are named as an image
+    for path in data.others:
+        texts.setdefault((path.parent, path.suffix), []).append(path.stem in stems)
+    of_images = {kind for kind, named in texts.items() if sum(named) > max(1, len(named) / 2)}
     return [
         path
         for path in data.others
         if path.suffix.lower() in _SUFFIXES
         and path.with_suffix("") not in described
-        and not (path.suffix.lower() in (".txt", ".json") and path.stem in stems)
+        and not (path.suffix in (".txt", ".json") and (path.parent, path.suffix) in of_images)
+        and (path.with_suffix("") not in folders or _columns_of(path))
         and not path.name.endswith("_stats.json")
         and not _COCO_FILE.fullmatch(path.name)
     ]
@@ -212,9 +218,12 @@ def _rows(
             if name in own and not (path.parent / name).exists():
                 name = f"{path.stem}/{name}"
             cells = {column.strip().lower(): cell for column, cell in record.items()}
-            image_id = None if chosen[0].strip().lower() == "image_id" else cells.get("image_id")
-            if isinstance(image_id, str):
-                image_id = int(image_id) if image_id.isdecimal() else image_id or None
+            image_id = "" if chosen[0].strip().lower() == "image_id" else cells.get("image_id")
+            if isinstance(image_id, float) and image_id.is_integer():  # as pandas writes
+                image_id = int(image_id)
+            if not isinstance(image_id, int):
+                text = image_id if isinstance(image_id, str) else ""
+                image_id = int(text) if text.isdecimal() else text or None
             split = str(cells.get("split") or "").strip()
             yield line, name, captions or ("",), image_id, split  # "": counted as left out
 
