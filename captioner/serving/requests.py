@@ -151,13 +151,14 @@ async def read_request(
     try:
         options = kind.model_validate({**request.query_params, **fields})
     except ValidationError as error:
-        errors = []
+        errors, first = [], ""
         for each in error.errors():
             detail = each["msg"].removeprefix("Value error, ")
             if each["type"] == "extra_forbidden":
                 detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
-            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
-        first = ": ".join(filter(None, errors[0].values()))
+            place = ".".join(map(str, each["loc"]))
+            errors.append({"name": place or detail.partition(" ")[0], "detail": detail})
+            first = first or (f"{place}: {detail}" if place else detail)
         raise Problem(422, first, errors=errors) from None
     return photos, options, is_list or len(photos) > 1
 

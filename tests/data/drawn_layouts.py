@@ -239,11 +239,11 @@ def tables_beside_folders(root: Path) -> None:
     """Each split numbers its photos anew."""
     for split in ("train", "val", "test"):
         numbers = [n for n in range(PHOTOS) if SPLITS[n] == split]
-        lines = [f"{n - numbers[0]}.jpg,{text}" for n, text in pairs() if n in numbers]
+        lines = [f"a/{n - numbers[0]}.jpg,{text}" for n, text in pairs() if n in numbers]
         write(root / f"{split}.csv", "\n".join(["image,caption", *lines]))
-        (root / split).mkdir(parents=True)
+        (root / split / "a").mkdir(parents=True)
         for n in numbers:
-            (root / split / f"{n - numbers[0]}.jpg").write_bytes(jpeg(n))
+            (root / split / "a" / f"{n - numbers[0]}.jpg").write_bytes(jpeg(n))
 
 
 def texts_in_a_folder(root: Path) -> None:

@@ -188,7 +188,9 @@ def _rows(
     """Yield line, image, captions, id and split of a table's rows; add to `bad` as they do."""
     chosen: tuple[str, list[str]] | None = None
     # Names of train.csv may begin in train/.
-    own = {image.name for image in data.images if image.parent == path.with_suffix("")}
+    folder = path.with_suffix("")
+    inside = (image for image in data.images if folder in image.parents)
+    own = {image.relative_to(folder).as_posix() for image in inside}
     for line, record in table_records(path, bad):
         chosen = chosen or _chosen_columns(list(record), data)
         if chosen is None:
