@@ -65,8 +65,13 @@ def model_folder(model: str | Path) -> Path:
             f"there is no model '{model}'; the bundled ones are "
             f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
         )
-    if not (folder / MANIFEST).exists() and (folder / "best" / MANIFEST).exists():
-        return folder / "best"
+    if not (folder / MANIFEST).exists():
+        if (folder / "best" / MANIFEST).exists():
+            return folder / "best"
+        if (folder / "last" / MANIFEST).exists():
+            raise CheckpointError(
+                f"{folder}: this run has not validated a model yet; name {folder / 'last'}"
+            )
     return folder
 
 

@@ -338,6 +338,10 @@ def test_settings_that_exclude_each_other_are_refused(
         ("data: {cache: c}", "data.cache"),
         ("data: {cache_views: 2}", "data.cache_views"),
         ("optim: {warmup_steps: 10000}\ntrain: {epochs: 1}", "optim.warmup_steps"),
+        ("hard: {samples: 5, entropy: 0.1}", "hard.samples, entropy"),
+        ("decoder: {layers: 5}", "decoder.layers"),
+        ("self_critical: {temperature: 0.5}", "self_critical.temperature"),
+        ("loss: {attention_effect: 0.5}", "loss.attention_effect"),
     ],
 )
 def test_settings_that_do_nothing_are_reported(text: str, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from captioner.config.fields import validate_section
@@ -69,7 +70,7 @@ def _check_training(config: Config) -> None:
 
 
 def unused_settings(config: Config, *, captions: int) -> list[str]:
-    """Return a sentence for each setting of the cache or the warm-up that does not do its work."""
+    """Return a sentence for settings that do not do their work."""
     data, optim = config.data, config.optim
     sentences = []
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
@@ -81,6 +82,19 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
         )
     if data.cache_views > 1 and not data.cache:
         sentences.append("data.cache_views: no cache holds them; name a folder in data.cache")
+    for section, keys, reason in _without_effect(config):
+        given, usual = vars(getattr(config, section)), vars(getattr(Config(), section))
+        if changed := [key for key in keys if given[key] != usual[key]]:
+            sentences.append(f"{section}.{', '.join(changed)}: without effect, as {reason}")
+    if config.train.start_from is None:
+        sentences += [
+            f"{key}: is for a model that is trained already; name it with train.start_from"
+            for key, asked in (
+                ("loss.attention_effect", config.loss.attention_effect),
+                ("self_critical.samples", config.self_critical.samples),
+            )
+            if asked
+        ]
     # A lower bound: batches that are not full add a few.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
     if optim.warmup_steps > steps:
@@ -89,6 +103,20 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             f"below optim.lr; use {steps} or fewer, or more train.epochs"
         )
     return sentences
+
+
+def _without_effect(config: Config) -> Iterator[tuple[str, Iterable[str], str]]:
+    """Yield sections, keys of them that change nothing, and why."""
+    if config.attention.select != "hard":
+        yield "hard", vars(config.hard), f"attention.select is {config.attention.select}"
+    if config.decoder.kind != "transformer":
+        keys = "layers heads feedforward_dim positions max_positions pre_norm".split()
+        yield "decoder", keys, f"decoder.kind is {config.decoder.kind}"
+    if config.self_critical.samples:
+        keys = "doubly_stochastic label_smoothing distillation attention_distillation".split()
+        yield "loss", keys, "self-critical training scores captions of its own"
+    else:
+        yield "self_critical", ("baseline", "temperature"), "self_critical.samples is 0"
 
 
 # --- several data sets ----------------------------------------------------------------------------

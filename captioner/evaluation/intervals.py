@@ -147,6 +147,7 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
     found = {}
     for name in [name for name in first if name in second]:
         drawn = second_drawn[name] - first_drawn[name]
+        drawn[np.abs(drawn) < 1e-6] = 0.0  # BLEU's small numbers
         tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
         p = float(min(1.0, max(2 * tail, 1 / RESAMPLES)))
         one, other = float(first[name]), float(second[name])

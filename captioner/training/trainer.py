@@ -231,6 +231,7 @@ class Trainer:
                         "step_s": elapsed / (self.step - first_step),
                         "data_wait": data_wait_s / elapsed,
                     }
+                    started, first_step, data_wait_s = time.perf_counter(), self.step, 0.0
                     bar.set_postfix(loss=f"{metrics['total']:.3f}")
                     if log is not None:
                         log.write("train", self.step, metrics)
