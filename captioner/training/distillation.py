@@ -111,7 +111,8 @@ def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary)
             if not is_same:
                 raise ConfigError(
                     f"loss.teachers: {name} has another {key} than this recipe; name a model that "
-                    "began as this one does (train.start_from)"
+                    "began as this one does (train.start_from; train.start_with vocabulary takes "
+                    "its words alone)"
                 )
         models.append(model.to(memory_format=torch.channels_last))
     return Teachers(
