@@ -118,7 +118,8 @@ def training(photos: list[Path], task: str) -> dict[str, Any]:
     steps = [entry for entry in map(json.loads, lines) if entry["kind"] == "train"]
     return {
         name: np.array([step[name] for step in steps])
-        for name in ("cross_entropy", "gradient_norm")
+        for name in ("cross_entropy", "sampled_cross_entropy", "gradient_norm")
+        if name in steps[0]
     }
 
 

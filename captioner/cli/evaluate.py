@@ -150,11 +150,7 @@ def _caption_split(
     from captioner.evaluation.grounding import Objects
 
     split = data.split(arguments.split)
-    if not data.split_names and arguments.split not in ("train", "val"):
-        logger.warning(
-            f"{arguments.root} has no splits, so all of its photos are scored, those that a model "
-            "learned from too; --split val scores those that training held out"
-        )
+    data.warn_of_known(arguments.split)
     images = split.images[: arguments.limit]
     if not images:
         raise DataError(

@@ -24,6 +24,7 @@ from captioner.data.splits import (
     split_name,
 )
 from captioner.errors import DataError, listed
+from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 from captioner.storage import is_url
 
@@ -197,6 +198,14 @@ class CaptionedData:
                     f"{image.name}; number the images apart, or take one split at a time"
                 )
         return self._split(chosen)
+
+    def warn_of_known(self, name: str) -> None:
+        """Warn where a split of a data set without any has photos that a model learned from."""
+        if not self.split_names and name not in ("train", "val"):
+            logger.warning(
+                f"{self.data.root} has no splits, so all of its photos are used, those that a "
+                "model learned from too; --split val takes those that training held out"
+            )
 
     def everything(self) -> Split:
         """Return all images of all splits."""

@@ -125,7 +125,7 @@ class SelfCriticalTask(TrainingTask):
             "total": loss.detach(),
             "reward": rewards.mean(1).sum() / num_images,
             "advantage": advantage.square().mean(1).sum() / num_images,
-            "cross_entropy": -log_probs.detach().sum() / num_words,
+            "sampled_cross_entropy": -log_probs.detach().sum() / num_words,
             **attention_statistics(output, num_words, num_images * self.samples),
         }
         return LossOutput(loss, metrics)

@@ -47,6 +47,7 @@ PATH_COLOURS = ("#56b4e9", "#f0e442", "#cc79a7", "#2fd6a3")
 
 _WARM_WHITE = (1.0, 0.95, 0.82)
 LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
+LEGEND_PLAIN = (230, 233, 238)  # of the style contour, where lines alone mean something
 
 
 Style: TypeAlias = "OverlayStyle | str | None"  # or its name; None is the default
@@ -99,7 +100,8 @@ class OverlayStyle:
     def ramp(self, width: int, height: int) -> Image.Image:
         """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
         levels = np.linspace(0, 255, width).round().astype(np.uint8)
-        bar = np.repeat(np.array(LEGEND_PHOTO, dtype=np.uint8)[None, None], width, axis=1)
+        photo = LEGEND_PLAIN if self.kind == "contour" else LEGEND_PHOTO
+        bar = np.repeat(np.array(photo, dtype=np.uint8)[None, None], width, axis=1)
         layers = Layers(Image.fromarray(bar), self)
         above, alpha = layers.above(levels[None])
         picture = Image.composite(above, layers.base, alpha).resize((width, height))
@@ -217,6 +219,7 @@ def viewer_tables() -> dict[str, Any]:
             "rimsInMark": RIMS_IN_MARK,
         },
         "legendPhoto": LEGEND_PHOTO,
+        "legendPlain": LEGEND_PLAIN,
         "flatBelow": FLAT_BELOW,
         "unsureProbability": UNSURE_PROBABILITY,
     }

@@ -708,7 +708,7 @@
       ramp.className = "cv-ramp";
       const colours = upperColours(this.display);
       const alpha = alphaTable(this.display);
-      const photo = TABLES.legendPhoto;
+      const photo = this.display.style === "contour" ? TABLES.legendPlain : TABLES.legendPhoto;
       const { base } = TABLES.styles[this.display.style];
       const { slope, offset } = TABLES.lifted;
       const grey = 0.299 * photo[0] + 0.587 * photo[1] + 0.114 * photo[2];

@@ -110,13 +110,16 @@ def test_photos_are_held_out_by_a_hash_of_their_names_alone() -> None:
     assert held_out_for_validation(names, 0.05) < held_out
 
 
-def test_without_splits_val_and_train_make_up_all(tmp_path: Path) -> None:
+def test_without_splits_val_and_train_make_up_all(tmp_path: Path, capsys) -> None:
     LAYOUTS["json_map"][0](tmp_path)
     parts = {name: read_split(root=tmp_path, split=name).images for name in ("train", "val")}
     whole = read_split(root=tmp_path, split="all").images
     assert sorted(i.image_id for part in parts.values() for i in part) == list(range(PHOTOS))
     assert len(whole) == PHOTOS
     assert read_split(root=tmp_path, split="train", val_share=0).images == whole
+    for split, warned in (("val", False), ("test", True)):
+        CaptionedData(DataFiles(root=tmp_path)).warn_of_known(split)
+        assert ("that a model learned from too" in capsys.readouterr().err) == warned
 
 
 def test_where_val_is_missing_it_is_a_part_of_train(tmp_path: Path) -> None:
