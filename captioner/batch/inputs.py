@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from captioner.data.formats.table import without_guard
-from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
@@ -89,8 +88,6 @@ def _input_rows(name: str) -> Iterator[Row]:
         return ((os.path.relpath(path, data.data.folder), path) for path in found)
     if lower.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".json")):
         return _table_rows(name, _records(name))
-    if posixpath.splitext(lower)[1] in IMAGE_SUFFIXES:
-        raise DataError(f"{name}: is one photo; captioner caption {name} captions it")
     with system.open(path, "r", encoding="utf-8-sig") as lines:  # a path or URL a line
         photos = [photo for line in lines if (photo := line.strip("\r\n"))]
     return ((photo, _resolve(name, photo)) for photo in photos)
@@ -111,6 +108,8 @@ def _captioned_data(name: str) -> CaptionedData | None:
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
     """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
+
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     for folder, folders, files in system.walk(root, on_error="raise"):

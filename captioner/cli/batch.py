@@ -20,7 +20,6 @@ def batch(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add(
         "input",
-        nargs="+",
         metavar="INPUT",
         help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV, "
         "JSON, JSONL or Parquet file with a column such as path, image or file_name and, if you "
@@ -67,9 +66,6 @@ def batch(parser: parsing.CommandParser) -> int:
     )
     add("--retry-errors", action="store_true", help="do parts again that have photos that failed")
     arguments = parser.parse()
-    if arguments.input[1:]:
-        parser.error("argument INPUT: is one; give the folder, or quote a pattern: 'photos/*.jpg'")
-    (arguments.input,) = arguments.input
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("argument --ray-address: needs --engine ray")
 

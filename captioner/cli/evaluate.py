@@ -150,7 +150,7 @@ def _caption_split(
     from captioner.evaluation.grounding import Objects
 
     split = data.split(arguments.split)
-    data.warn_of_known(arguments.split)
+    data.warn_of_training_photos(arguments.split)
     images = split.images[: arguments.limit]
     if not images:
         raise DataError(

@@ -90,7 +90,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     for format_, root, split in zip(formats, arguments.root, splits, strict=True):
         data_set = CaptionedData(DataFiles(format_, root))
         found = data_set.split(split)
-        data_set.warn_of_known(split)
+        data_set.warn_of_training_photos(split)
         for sentence in found.left_out(split):
             logger.warning(sentence)
         if not found.images:

@@ -65,8 +65,6 @@ def _opened(source: Any) -> Image.Image:
                 "[height, width, 3], red, green and blue from 0 to 255"
             )
         return Image.fromarray(np.ascontiguousarray(pixels))
-    if isinstance(source, (bytearray, memoryview)):
-        source = bytes(source)
     if not isinstance(source, (str, os.PathLike, bytes, TarMember)):
         raise ImageError(
             f"is a {type(source).__name__}; give a path, the bytes of a file, an open file, a PIL "

@@ -199,7 +199,7 @@ class CaptionedData:
                 )
         return self._split(chosen)
 
-    def warn_of_known(self, name: str) -> None:
+    def warn_of_training_photos(self, name: str) -> None:
         """Warn where a split of a data set without any has photos that a model learned from."""
         if not self.split_names and name not in ("train", "val"):
             logger.warning(

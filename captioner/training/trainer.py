@@ -287,9 +287,7 @@ class Trainer:
             self.best = metric
             self.figures = {"epoch": self.epoch, **validation.figures}
             self.save("best")
-        if not self.bad_epochs:
-            return
-        if self.config.optim.schedule == "plateau":
+        if self.bad_epochs and self.config.optim.schedule == "plateau":
             self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def save(self, name: str = "last") -> None:

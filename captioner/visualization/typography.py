@@ -29,7 +29,7 @@ def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeT
 
 
 _face = lru_cache(maxsize=64)(ImageFont.truetype)
-_warned: set[str] = set()  # scripts
+_warn_once = lru_cache(maxsize=16)(logger.warning)
 
 
 @lru_cache(maxsize=2)
@@ -51,17 +51,6 @@ def _letters(path: str) -> frozenset[str]:
         return frozenset()
 
 
-def _warn_once(script: str, character: str) -> None:
-    """Say of each script once that no font has it."""
-    if script not in _warned:
-        _warned.add(script)
-        logger.warning(
-            f"warning: no font on this machine has '{character}' ({script.capitalize()}), which is "
-            "drawn as a box; install one (on Debian and Ubuntu, fonts-noto-cjk or another of "
-            "fonts-noto)"
-        )
-
-
 @lru_cache(maxsize=1024)
 def _font_with(characters: str) -> str | None:
     """Return the system's font file that has most of these characters; None if none has any."""
@@ -72,7 +61,11 @@ def _font_with(characters: str) -> str | None:
     best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
     missing = wanted - (_letters(best) if best else frozenset())
     if missing:
-        _warn_once(unicodedata.name(min(missing), "this").split()[0], min(missing))
+        script = unicodedata.name(min(missing), "some").split()[0].capitalize()
+        _warn_once(
+            f"warning: no font on this machine has {script} letters, which are drawn as boxes; "
+            "install one (on Debian and Ubuntu, fonts-noto-cjk or another of fonts-noto)"
+        )
     return best if missing != wanted else None
 
 

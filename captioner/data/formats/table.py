@@ -220,14 +220,19 @@ def _rows(
             if name in own and not (path.parent / name).exists():
                 name = f"{path.stem}/{name}"
             cells = {column.strip().lower(): cell for column, cell in record.items()}
-            image_id = "" if chosen[0].strip().lower() == "image_id" else cells.get("image_id")
-            if isinstance(image_id, float) and image_id.is_integer():  # as pandas writes
-                image_id = int(image_id)
-            if not isinstance(image_id, int):
-                text = image_id if isinstance(image_id, str) else ""
-                image_id = int(text) if text.isdecimal() else text or None
+            names_images = chosen[0].strip().lower() == "image_id"
+            image_id = None if names_images else _plain_id(cells.get("image_id"))
             split = str(cells.get("split") or "").strip()
             yield line, name, captions or ("",), image_id, split  # "": counted as left out
+
+
+def _plain_id(cell: Any) -> int | str | None:
+    """Return the id in a cell, a number where it is one; None for other types and empty cells."""
+    if isinstance(cell, float) and cell.is_integer():  # as pandas writes
+        return int(cell)
+    if isinstance(cell, str):
+        return int(cell) if cell.isdecimal() else cell or None
+    return cell if isinstance(cell, int) else None
 
 
 def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
