@@ -278,6 +278,8 @@ def test_the_checkpoint_before_is_kept(run: Path) -> None:
     for name, step in (("last", 2), ("previous", 1)):
         verify(run / name, needs_state=True)
         assert load_training_state(run / name)["step"] == step
+    with pytest.raises(CheckpointError, match="not validated a model yet; name .*last"):
+        checkpoint.model_folder(run)
 
 
 def test_code_in_a_training_state_is_not_run(run: Path) -> None:

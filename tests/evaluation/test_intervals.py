@@ -120,3 +120,13 @@ def test_results_of_other_images_are_not_compared() -> None:
     b = ImageScores([1, 3], {"CIDEr": np.zeros(2)}, {})
     with pytest.raises(DataError, match="not of the same images: 2 are in one alone, such as 2"):
         paired_bootstrap(a, b)
+
+
+def test_captions_without_a_match_differ_by_nothing_but_bleu_s_small_numbers() -> None:
+    counts = {
+        length: [length, 9, length, max(0, length - 1), 0, 0, 0, 0, 0, 0] for length in (1, 9)
+    }
+    one, other = (
+        ImageScores([0, 1], {}, {"Bleu_4": np.array([row, row], float)}) for row in counts.values()
+    )
+    assert paired_bootstrap(one, other)["Bleu_4"].p == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -254,3 +255,19 @@ def test_the_best_length_penalty_of_validation_is_written_into_the_model(
     assert penalty_after("few", train__calibrate_from=4) is None
     assert penalty_after("given", train__calibrate_from=3, decoding__length_penalty=1.0) == 1.0
     assert len(tried) == len(score_of)
+
+
+def test_the_log_times_the_steps_since_its_last_entry(table: Path, tmp_path: Path) -> None:
+    config = tiny.recipe(table, tmp_path, train__epochs=1, train__log_every=1)
+    trainer = Trainer(prepare(config, CPU), tmp_path, CPU)
+    take_step = trainer.take_step
+
+    def slow_at_first(*arguments: Any, **settings: Any) -> Any:
+        time.sleep(2.0 if trainer.step == 0 else 0.0)
+        return take_step(*arguments, **settings)
+
+    trainer.take_step = slow_at_first
+    trainer.fit()
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    first, second, *_ = [line["step_s"] for line in lines if line["kind"] == "train"]
+    assert first > 2 > 1 > second
