@@ -22,7 +22,7 @@ from captioner.cli.output import is_withheld
 from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
 from captioner.log import logger
-from captioner.visualization.files import output_names
+from captioner.visualization.files import claim_name
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
@@ -172,9 +172,10 @@ class TextWriter:
                 f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
             )
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
-        names = output_names([page.file for page in self.pages], with_suffix=True)
-        for page, name in zip(self.pages, names, strict=True):
+        owners: dict[str, str] = {}
+        for page in self.pages:
             copy = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
+            name = claim_name(owners, os.path.abspath(page.file))
             file = copy if output is None else output / name
             if os.path.abspath(file) == os.path.abspath(page.file):
                 self.failed(f"{file}: would be replaced; choose another --output")

@@ -19,7 +19,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,11 +29,10 @@ from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.journal import JOURNAL, read_journal
-from captioner.log import logger
 from captioner.runtime.device import usable_cores
 from captioner.runtime.parallel import end_with_parent
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
-from captioner.visualization.files import output_names, png, word_names
+from captioner.visualization.files import claim_name, png, word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption
@@ -66,21 +64,11 @@ class OutputFolder:
         self._pool: ProcessPoolExecutor | None = None
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         self.names: dict[Path | str, str] = {}
-        proposed = ["stdin" if photo == STANDARD_INPUT else photo for photo in photos]
-        for photo, wanted in zip(photos, output_names(proposed), strict=True):
+        for photo in photos:
             image = os.path.abspath(photo)
-            longer = f"{Path(image).parent.name}-{wanted}"
-            numbered = (f"{longer}-{number}" for number in count(2))
-            earlier = self.records.get(image, {}).get("name", wanted)
-            choices = chain([earlier, wanted, longer], numbered)
-            name = next(c for c in choices if owners.get(c.casefold(), image) == image)
-            if owners.get(wanted.casefold(), image) != image and arguments.save:
-                logger.info(
-                    f"{photo}: its pictures are named {name}, because {arguments.output} has "
-                    f"{wanted} of another photo"
-                )
-            owners[name.casefold()] = image
-            self.names[photo] = name
+            stem = "stdin" if photo == STANDARD_INPUT else Path(image).stem
+            earlier = self.records.get(image, {}).get("name", stem)
+            self.names[photo] = claim_name(owners, image, earlier, stem)
 
     def begin(self) -> None:
         """Write the journal anew, without lines that were replaced or cut short."""

@@ -4,50 +4,34 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import struct
 import unicodedata
 import zlib
-from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 
-def output_names(images: Sequence[str | Path], *, with_suffix: bool = False) -> list[str]:
-    """Return one NAME for each image of a run, under which its pictures are saved in one folder.
+def claim_name(owners: dict[str, str], path: str, *preferred: str) -> str:
+    """Return the first name in a folder that no other file has, and enter it among the owners.
 
-    NAME is the image's file name without its suffix. Images that would share a NAME, upper and
-    lower case alike, keep their suffix; where that is not enough, their folders come in front.
-    With `with_suffix` every NAME keeps its suffix.
+    After the preferred names come the file's own, that with its folder in front, and numbers.
 
-    >>> output_names(["dog.jpg", "in/cat.jpg", "in/cat.png", "out/cat.png"])
-    ['dog', 'cat.jpg', 'in-cat.png', 'out-cat.png']
-    >>> output_names(["about.html", "a/index.html", "b/index.html"], with_suffix=True)
-    ['about.html', 'a-index.html', 'b-index.html']
+    Args:
+        owners: The path of the file that has a name, by the name in lower case.
+
+    >>> owners = {"dog": "in/dog.png"}
+    >>> [claim_name(owners, path, "dog") for path in ("in/dog.png", "in/dog.jpg", "out/dog.jpg")]
+    ['dog', 'dog.jpg', 'out-dog.jpg']
     """
-    paths = [Path(os.path.abspath(image)) for image in images]
-    parts = dict.fromkeys(paths, int(with_suffix))
-    while True:
-        names = {path: _name(path, count) for path, count in parts.items()}
-        uses = Counter(name.casefold() for name in names.values())
-        shared = [path for path, name in names.items() if uses[name.casefold()] > 1]
-        grown = [path for path in shared if parts[path] < len(path.parts)]
-        if not grown:
-            # Full paths can still meet, as a-b/c and a/b-c do.
-            names |= {path: f"{n}-{names[path]}" for n, path in enumerate(sorted(shared), 2)}
-            return [names[path] for path in paths]
-        for path in grown:
-            parts[path] += 1
-
-
-def _name(path: Path, level: int) -> str:
-    """Return the stem of a path (level 0), or its last `level` parts joined by hyphens."""
-    if level == 0:
-        return path.stem
-    return "-".join(filter(None, (part.strip("/\\:") for part in path.parts[-level:])))
+    file = Path(path)
+    longer = f"{file.parent.name}-{file.name}"
+    numbered = (f"{number}-{longer}" for number in count(2))
+    names = chain(preferred, [file.name, longer], numbered)
+    return next(name for name in names if owners.setdefault(name.casefold(), path) == path)
 
 
 def word_names(name: str, words: Sequence[str]) -> list[str]:

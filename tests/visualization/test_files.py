@@ -5,13 +5,14 @@ import importlib
 import io
 import itertools
 import pkgutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import captioner.visualization
-from captioner.visualization.files import output_names, png, word_names
+from captioner.visualization.files import claim_name, png, word_names
 
 
 def test_a_png_reads_back_as_the_same_pixels():
@@ -21,29 +22,22 @@ def test_a_png_reads_back_as_the_same_pixels():
         assert back.tobytes() == image.tobytes()
 
 
-def test_photos_that_differ_in_suffix_folder_or_case_do_not_share_a_name():
-    assert output_names(["in/dog.jpg"]) == ["dog"]
-    assert output_names(["in/a.jpg", "in/a.png", "in/b.png"]) == ["a.jpg", "a.png", "b"]
-    assert output_names(["x/a.jpg", "y/a.jpg"]) == ["x-a.jpg", "y-a.jpg"]
-    assert output_names(["a.JPG", "A.jpg"]) == output_names(["a.JPG", "A.jpg"])
-    assert output_names(["a.jpg", "./a.jpg", "b/../a.jpg"]) == ["a", "a", "a"]
-    assert output_names([]) == []
-
-
 @pytest.mark.parametrize(
     "photos",
     [
         ["/p/a.jpg", "/p/a.png", "/p/a.jpg.png"],
         ["/p/a.JPG", "/p/A.jpg", "/p/a.png"],
-        ["/x/y/a.jpg", "/x-y/a.jpg", "/y/a.jpg", "/a.jpg"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/y/a.jpg", "/x/z/y/a.jpg"],
     ],
 )
-def test_names_are_distinct_on_every_file_system_and_in_any_order(photos):
-    names = dict(zip(photos, output_names(photos), strict=True))
-    assert len({name.casefold() for name in names.values()}) == len(photos)
-    assert not any("/" in name or name.startswith("-") for name in names.values())
+def test_names_are_distinct_on_every_file_system_in_any_order_and_stay(photos):
     for order in itertools.permutations(photos):
-        assert dict(zip(order, output_names(order), strict=True)) == names
+        owners = {}
+        names = [claim_name(owners, path, Path(path).stem) for path in order]
+        assert names[0] == Path(order[0]).stem
+        assert len({name.casefold() for name in names}) == len(photos)
+        assert not any("/" in name for name in names)
+        assert [claim_name(owners, path, Path(path).stem) for path in order] == names
 
 
 def test_words_become_file_names_that_every_system_takes():
