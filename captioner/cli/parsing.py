@@ -43,8 +43,6 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        from captioner.cli.parsing import unknown_options
-
         message = printable(unknown_options(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")
@@ -268,18 +266,6 @@ _COMMANDS = {
     "serve": "web webui gui ui api app",
     "export": "convert onnx",
 }
-# Commands and options of earlier versions, and what to do instead.
-_REMOVED = {
-    "shards": "train from the folder itself; tar files that it wrote are read from a disk",
-    "caption --in-place": "--write html writes a copy of the page; move it over the page",
-    "caption --max-length": "alternative texts have at most 125 characters",
-    "doctor --json": "the lines begin with ok, -- or !!",
-    "doctor --measure": "time captioner caption with --precision bfloat16 and without",
-    "evaluate --captions": "results.json has them; captioner batch captions all photos",
-    "evaluate --regions": "--objects takes masks, and boxes where there are none",
-    "evaluate --removal": "--faithfulness always deletes cells from the grid",
-    "serve --workers": "run several servers at ports of their own, behind nginx",
-}
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
@@ -288,8 +274,6 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
     >>> unknown_command("eval", ["caption", "evaluate"])
     "there is no command 'eval' (did you mean: captioner evaluate)"
     """
-    if instead := _REMOVED.get(word):
-        return f"captioner {word} is gone: {instead}"
     name = _plain(word)
     meant = [command for command, names in _COMMANDS.items() if name in names.split()]
     meant += get_close_matches(name, commands, n=1)
@@ -316,11 +300,7 @@ def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> st
         is_short = re.match("-[A-Za-z]", option)
         is_known = option.removesuffix("+") in known or (is_short and option[:2] in known)
         is_start = parser.allow_abbrev and any(each.startswith(option) for each in known)
-        if is_known or is_start or not (is_short or option.startswith("--")):
-            continue
-        if instead := _REMOVED.get(f"{parser.prog.removeprefix('captioner ')} {option}"):
-            sentences.append(f"{option} is gone: {instead}")
-        else:
+        if (is_short or option.startswith("--")) and not (is_known or is_start):
             sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
     return "; ".join(sentences) or None
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_type_hints
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
-from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
+from captioner.config.fields import in_words, settings_from
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
 from captioner.config.validation import with_source_roots
@@ -236,15 +236,12 @@ def split_options(words: Sequence[str], *names: str) -> tuple[list[list[str]], l
     named, and because each of several data sets has a root.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (*names, *(f"--{key}" for key in REMOVED)):
+    for name in names:
         parser.add_argument(name, dest=name, action="append", default=[])
     try:
         found, others = parser.parse_known_args(parsing.with_home(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
-    for key in REMOVED:  # options of earlier versions
-        if getattr(found, f"--{key}"):
-            warn_of_removed(key)
     return [getattr(found, name) for name in names], others
 
 
@@ -254,12 +251,10 @@ def plot(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder")
     add("--output", type=parsing.folder, metavar="DIR", help="where to draw (default: RUN/plots)")
-    kinds = parsing.names_of((*CURVES, "gif", "all"))
+    kinds = parsing.names_of((*CURVES, "all"))
     help_ = "kinds to save, separated by commas: png, pdf, svg, or all (default: png)"
     add("--save", type=kinds, default=("png",), metavar="KINDS", help=help_)
     arguments = parser.parse()
-    if "gif" in arguments.save:
-        logger.warning("--save gif is gone: TensorBoard shows the attention of each epoch")
 
     from captioner.visualization.figures import save_curves
 
