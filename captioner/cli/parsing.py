@@ -43,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        message = printable(unknown_options(self, self._words) or message)
+        message = printable(unknown_option(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")
 
@@ -117,10 +117,6 @@ _FILE_SUFFIXES = frozenset(
 def folder_name(text: str) -> str:
     """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
-    if text == "-":
-        raise argparse.ArgumentTypeError(
-            "- is standard output in other programs; give a folder, such as out, or use --json"
-        )
     if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} names a file, but a folder is meant, which gets several files; use one, "
@@ -223,7 +219,6 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
     )
 
 
-_PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".heic")
 _PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
 
 # Names that other programs use, by the last part of ours; those that only differ from ours in a
@@ -277,32 +272,26 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
     name = _plain(word)
     meant = [command for command, names in _COMMANDS.items() if name in names.split()]
     meant += get_close_matches(name, commands, n=1)
-    if os.path.exists(word) or "://" in word or Path(word).suffix.lower() in _PHOTOS:
+    if os.path.exists(word) or "://" in word:
         meant = [f"caption {word}"]
     hint = f" (did you mean: captioner {meant[0]})" if meant else ""
     return printable(f"there is no command '{word}'{hint}")
 
 
-def unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
-    """Return a sentence on the words that are options of other programs, None without any.
-
-    Args:
-        parser: The command's parser. Beginnings of options are left to it.
-        words: The command's arguments.
-    """
+def unknown_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
+    """Return a sentence on the first word that is no option of a command, None without any."""
     options = [option for action in parser._actions for option in action.option_strings]
     # jsonargparse has an option for each section, too: --data, where --data.root is meant.
     sections = {option.partition(".")[0] for option in options if "." in option}
     known = [option for option in options if option not in sections]
-    sentences = []
     for word in takewhile(lambda word: word != "--", words):
         option = word.partition("=")[0]
         is_short = re.match("-[A-Za-z]", option)
         is_known = option.removesuffix("+") in known or (is_short and option[:2] in known)
         is_start = parser.allow_abbrev and any(each.startswith(option) for each in known)
         if (is_short or option.startswith("--")) and not (is_known or is_start):
-            sentences.append(f"there is no option {option}{_meant(parser, option, known)}")
-    return "; ".join(sentences) or None
+            return f"there is no option {option}{_meant(parser, option, known)}"
+    return None
 
 
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:

@@ -218,7 +218,7 @@ def parse_options(
         {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
     )
     try:
-        if sentence := parsing.unknown_options(parser, options):
+        if sentence := parsing.unknown_option(parser, options):
             raise ConfigError(sentence)
         arguments = parser.parse_args(options)
         parsed = arguments.as_dict()

@@ -44,7 +44,6 @@ def test_an_unknown_option_is_refused_by_every_command(commands: Commands, comma
         ("eval", "captioner evaluate"),
         ("cpation", "captioner caption"),
         ("fine_tune", "captioner finetune"),
-        ("dog.jpg", "captioner caption dog.jpg"),
         ("https://example.org/a", "captioner caption https://example.org/a"),
         ("--image", "captioner caption"),
     ],
