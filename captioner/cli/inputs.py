@@ -10,18 +10,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioner.errors import ImageError
 from captioner.journal import files_of_others
 from captioner.log import printable
 
 STANDARD_INPUT = "-"
 FOLDER = "folder"  # counted next to the suffixes of files
-MAX_INPUT_BYTES = 2**28  # of a photo on standard input or at an address
+MAX_DOWNLOAD_BYTES = 2**28
 DOWNLOAD_TIMEOUT_S = 60.0
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
-_LISTS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
-_ARCHIVES = (".zip", ".gz", ".tgz", ".7z", ".rar")
 
 
 def skipped_sentence(skipped: Counter[str]) -> str:
@@ -79,18 +76,13 @@ def open_photo(photo: Path | str) -> Image.Image:
     from captioner.data.images import open_image
 
     if photo == STANDARD_INPUT:
-        content = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
-        if not content:
-            raise ImageError("standard input is empty; send a photo: captioner caption - < PHOTO")
-        if len(content) > MAX_INPUT_BYTES:
-            raise ImageError(f"standard input is larger than {MAX_INPUT_BYTES >> 20} MiB")
-        return open_image(content)
+        return open_image(sys.stdin.buffer.read())
     if isinstance(photo, Path):
         return open_image(photo)
     from captioner.storage import fetch_image
 
     # The user chose the address, so it may be one of the user's own network.
-    content = fetch_image(photo, MAX_INPUT_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+    content = fetch_image(photo, MAX_DOWNLOAD_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
     return open_image(content)
 
 
@@ -106,7 +98,6 @@ def is_page(name: str) -> bool:
 
 def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
     """Return why an argument cannot be a photo by its name; None if it may be one."""
-    suffix = Path(name).suffix.lower()
     if is_address(name):
         from captioner.storage import is_web_address
 
@@ -118,8 +109,4 @@ def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
             )
     elif is_page(name) and not allow_pages:
         return "is a page; to fill in the texts of its images add --write html"
-    elif suffix in (*_LISTS, ".tar") and os.path.isfile(name):
-        return f"is a list or an archive; captioner batch {name} --output DIR reads such files"
-    elif suffix in _ARCHIVES and os.path.isfile(name):
-        return "is an archive, not a photo; unpack it and give its folder"
     return None

@@ -175,16 +175,12 @@ def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_pat
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("list.txt", "captioner batch list.txt --output DIR"),
-        ("table.csv", "captioner batch table.csv --output DIR"),
-        ("shard.tar", "captioner batch shard.tar --output DIR"),
-        ("photos.zip", "unpack it and give its folder"),
         ("https://example.org//dog.jpg", "--allow-urls"),
         ("s3://bucket/dog.jpg", "captioner batch reads"),
         ("index.html", "add --write html"),
     ],
 )
-def test_lists_archives_pages_and_addresses_name_what_reads_them(
+def test_pages_and_addresses_name_what_reads_them(
     caption: Caption, photo: Path, tmp_path: Path, name: str, remedy: str
 ) -> None:
     if "//" not in name:
