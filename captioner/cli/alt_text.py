@@ -10,7 +10,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -80,36 +80,24 @@ class TextWriter:
         self._rows: dict[Path | str, tuple[str, float | None]] = {}
         self._kept: list[Path | str] = []  # files that have a text already
         self._owners: dict[str, Path] = {}  # the photos of the files next to them
-        self._resumed: set[Path | str] = set()  # photos that were done before
         if "csv" in arguments.write:
             self._heading, self._table = read_table(arguments.output / TABLE)
 
-    def images_of(self, file: Path, known: Collection[Path | str]) -> list[Path]:
-        """Return the images of a page that lack a text, except those that are known already."""
+    def images_of(self, file: Path) -> list[Path]:
+        """Return the images of a page that lack a text."""
         try:
             page = Page(file, self.arguments.site_root)
         except CaptionerError as error:
             self.failed(error)
             return []
         self.pages.append(page)
-        if not page.images:
-            logger.info(f"{file}: no image that is here lacks an alternative text")
-        if page.elsewhere:
-            logger.info(f"{file}: images left that are no local files: {page.elsewhere}")
-        known = set(known)
-        return [image for image in page.images if image not in known]
+        found = f"{len(page.images)} here, {page.elsewhere} elsewhere"
+        logger.info(f"{file}: images without an alternative text: {found}")
+        return page.images
 
-    def add(
-        self, photo: Path | str, caption: str, confidence: float | None, *, resumed: bool = False
-    ) -> list[Path]:
-        """Write a photo's own files, keep its caption for the others, and return the files.
-
-        Args:
-            resumed: It was done before, so that nobody wonders why its texts stay.
-        """
+    def add(self, photo: Path | str, caption: str, confidence: float | None) -> list[Path]:
+        """Write a photo's own files, keep its caption for the others, and return the files."""
         options, written = self.arguments, list[Path]()
-        if resumed:
-            self._resumed.add(photo)
         withheld = is_withheld(confidence, options.min_confidence)
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
         if withheld or not isinstance(photo, Path):
@@ -120,14 +108,11 @@ class TextWriter:
                 file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
                 merge, overwrite = options.xmp_merge, options.overwrite
                 is_new = save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
-                if is_new:
-                    written.append(file)
-                elif not resumed:
-                    self._kept.append(file)
+                (written if is_new else self._kept).append(file)
             if "txt" in options.write:
                 file = self._claimed(photo.with_suffix(".txt"), photo)
                 if os.path.lexists(file) and not options.overwrite:
-                    self._kept += [] if resumed else [file]
+                    self._kept.append(file)
                 else:
                     text = f"{options.prefix.rstrip()} {caption}".lstrip()
                     text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
@@ -164,9 +149,11 @@ class TextWriter:
                     is_stale = photo == STANDARD_INPUT or not before[1]
                     if self.arguments.overwrite or is_stale:
                         rows[row[0]] = row
-                    elif before[1] != row[1] and photo not in self._resumed:
+                    elif before[1] != row[1]:
                         self._kept.append(photo)
-            contents[output / TABLE] = table([self._heading, *rows.values()])
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([self._heading, *rows.values()])
+            contents[output / TABLE] = text.getvalue().encode(errors="backslashreplace")
         if self._kept:
             logger.info(
                 f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
@@ -203,13 +190,6 @@ def table_row(image: Path | str, caption: str, confidence: float | None, folder:
     return [*cells, "" if confidence is None else f"{confidence:.4f}"]
 
 
-def table(rows: Iterable[Sequence[str]]) -> bytes:
-    """Return rows of cells as CSV in UTF-8."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode(errors="backslashreplace")
-
-
 def read_table(file: Path) -> tuple[list[str], dict[str, list[str]]]:
     """Return the heading of a table and its rows by image, none where there is no such file."""
     expected, heading, rows = _HEADING.split(","), list[str](), list[list[str]]()
@@ -233,13 +213,8 @@ def _no_formula(cell: str, before: str) -> str:
 def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool = False) -> bool:
     """Write a text as `dc:description` and as IPTC's `AltTextAccessibility` into a sidecar.
 
-    Args:
-        file: The sidecar. The texts that it lacks are added.
-        merge: Also where another program wrote it.
-        overwrite: Replace its texts, too.
-
-    Returns:
-        Whether it was written; not if it has both texts already.
+    Texts that it has stay, unless `overwrite` replaces them; one that another program wrote is
+    refused, unless `merge` adds to it. Return whether it was written.
     """
     try:
         found = file.read_bytes() if file.exists() else BLANK

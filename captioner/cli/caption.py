@@ -194,7 +194,7 @@ class _CaptionRun:
         for photo, record in records.items():
             self.done += 1
             if self.texts:
-                self.texts.add(photo, record["caption"], record.get("confidence"), resumed=True)
+                self.texts.add(photo, record["caption"], record.get("confidence"))
         if todo:
             self._caption(todo, models)
         for file in self.texts.finish(photos) if self.texts else ():
@@ -206,7 +206,7 @@ class _CaptionRun:
         return 0
 
     def _collect(self) -> list[_Photo]:
-        """Return the photos to caption, in the order given; say what is skipped."""
+        """Return the photos to caption, each once, in the order given; say what is skipped."""
         arguments = self.arguments
         skipped: Counter[str] = Counter()
         drawn = os.path.abspath(arguments.output) if arguments.output else None
@@ -225,12 +225,12 @@ class _CaptionRun:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
             elif self.texts and inputs.is_page(name):
-                photos += self.texts.images_of(Path(name), photos)
+                photos += self.texts.images_of(Path(name))
             else:
                 photos.append(Path(name))
         if sentence := inputs.skipped_sentence(skipped):
             logger.info(sentence)
-        return photos
+        return list(dict.fromkeys(photos))
 
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
