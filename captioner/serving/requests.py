@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -76,13 +76,6 @@ class CaptionOptions(SearchSettings):
     )
     maps: bool = Field(False, description="Also answer the attention map of each word.")
 
-    @model_validator(mode="after")
-    def _check_sampling(self) -> CaptionOptions:
-        for name in ("temperature", "top_p", "seed"):
-            if getattr(self, name) is not None and not self.sample:
-                raise ValueError(f"{name} needs sample")
-        return self
-
 
 class ScoreOptions(ImageOptions):
     caption: CaptionText = Field(
@@ -98,15 +91,8 @@ class PictureOptions(SearchSettings):
     caption: CaptionText | None = Field(
         None,
         description=f"A caption to score and draw, of at most {MAX_PICTURE_WORDS} words; without "
-        "it the model writes one.",
+        "it the model writes one, by the other options.",
     )
-
-    @model_validator(mode="after")
-    def _check_exclusive(self) -> PictureOptions:
-        for name in ("beam_size", "min_words", "max_words"):
-            if self.caption is not None and getattr(self, name) is not None:
-                raise ValueError(f"{name} is for captions of the model, so not with caption")
-        return self
 
 
 Options = TypeVar("Options", bound=ImageOptions)
@@ -151,15 +137,13 @@ async def read_request(
     try:
         options = kind.model_validate({**request.query_params, **fields})
     except ValidationError as error:
-        errors, first = [], ""
+        errors = []
         for each in error.errors():
-            detail = each["msg"].removeprefix("Value error, ")
+            detail = each["msg"]
             if each["type"] == "extra_forbidden":
                 detail = f"there is no such option; there are {', '.join(kind.model_fields)}"
-            place = ".".join(map(str, each["loc"]))
-            errors.append({"name": place or detail.partition(" ")[0], "detail": detail})
-            first = first or (f"{place}: {detail}" if place else detail)
-        raise Problem(422, first, errors=errors) from None
+            errors.append({"name": ".".join(map(str, each["loc"])), "detail": detail})
+        raise Problem(422, "{name}: {detail}".format(**errors[0]), errors=errors) from None
     return photos, options, is_list or len(photos) > 1
 
 

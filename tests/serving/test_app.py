@@ -190,14 +190,13 @@ def test_addresses_are_fetched_only_where_the_server_may(
     [
         ("captions", {"beam_size": 0}, "beam_size"),
         ("captions", {"beam_size": 2, "num_captions": 3}, "at most beam_size"),
-        ("captions", {"seed": 3}, "seed needs sample"),
+        ("captions", {"seed": 3}, "seed: is for captions drawn at random"),
         ("captions", {"model": "none"}, "there is no model 'none'; use tiny or tiny_hard"),
         ("captions", {"at_test": "argmax"}, "hard attention"),
         ("captions", {"beam": 3}, "there is no such option"),
         ("scores", {"caption": "?!"}, "no words"),
         ("scores", {"caption": "a " * 61}, "61 words"),
         ("pictures", {"format": "bmp"}, "format"),
-        ("pictures", {"caption": "a disc", "beam_size": 3}, "not with caption"),
     ],
 )
 def test_unusable_option_is_named(
