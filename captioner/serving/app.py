@@ -367,9 +367,6 @@ class Service:
 def _check_words(captioner: Captioner, text: str, most: int) -> list[str]:
     """Return the words of a caption to score; their number bounds what scoring and drawing cost."""
     words = captioner.vocabulary.tokenizer.split(text)
-    if not words:
-        raise option_problem("caption", "has no words; give at least one")
-    if len(words) > most:
-        detail = f"has {len(words)} words after Unicode normalisation; use at most {most}"
-        raise option_problem("caption", detail)
+    if not 1 <= len(words) <= most:
+        raise option_problem("caption", f"has {len(words)} words; use 1 to {most}")
     return words

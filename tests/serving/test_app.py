@@ -194,7 +194,7 @@ def test_addresses_are_fetched_only_where_the_server_may(
         ("captions", {"model": "none"}, "there is no model 'none'; use tiny or tiny_hard"),
         ("captions", {"at_test": "argmax"}, "hard attention"),
         ("captions", {"beam": 3}, "there is no such option"),
-        ("scores", {"caption": "?!"}, "no words"),
+        ("scores", {"caption": "?!"}, "has 0 words"),
         ("scores", {"caption": "a " * 61}, "61 words"),
         ("pictures", {"format": "bmp"}, "format"),
     ],
