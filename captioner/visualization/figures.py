@@ -128,7 +128,6 @@ _PANELS = {
 # Okabe and Ito's colours, distinct for every kind of colour vision; and lines differ too.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))
-_SHARES = ("entropy of attention (1: uniform)", "gate β")  # panels of figures from 0 to 1
 _ACROSS = 3  # panels
 
 
@@ -136,8 +135,6 @@ def save_curves(
     entries: Sequence[Mapping[str, Any]], paths: Sequence[Path], *, title: str
 ) -> Figure:
     """Draw a run's curves and write them to PNG, PDF or SVG files, as the suffixes say.
-
-    Vertical lines are the validations. A figure that hardly moves is shown between its bounds.
 
     Args:
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
@@ -159,12 +156,9 @@ def save_curves(
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(4.4 * _ACROSS, 2.9 * down + 0.5), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        validations = [entry["step"] for entry in entries if entry["kind"] == "validation"]
-        places = figure.subplots(down, _ACROSS, squeeze=False).ravel()
+        places = figure.subplots(down, _ACROSS, squeeze=False, sharex=True).ravel()
         for axes, (name, lines) in zip(places, panels, strict=False):
-            _draw_panel(axes, name, lines, validations)
-            last = max(entry["step"] for entry in entries)
-            axes.set_xlim(-0.02 * last, 1.03 * last)  # of all panels alike, and clear of the frame
+            _draw_panel(axes, name, lines)
         for axes in places[len(panels) :]:
             axes.set_axis_off()
         for path in paths:
@@ -189,15 +183,10 @@ def _logged_lines(
 
 
 def _draw_panel(
-    axes: Any,
-    name: str,
-    lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]],
-    validations: Sequence[float],
+    axes: Any, name: str, lines: Mapping[str, tuple[np.ndarray, np.ndarray, bool]]
 ) -> None:
     """Draw one panel: validations with dots, training figures with their running mean."""
     axes.set_title(name, loc="left", fontsize=10, color=INK)
-    for step in validations:
-        axes.axvline(step, color="#e6e9ee", lw=0.8, zorder=0)
     for index, (label, (steps, values, validated)) in enumerate(lines.items()):
         colour, dashes = _COLOURS[index % 5], _DASHES[index % 5]
         if validated or len(values) < 20:  # too few for a mean
@@ -205,17 +194,12 @@ def _draw_panel(
         else:
             axes.plot(steps, values, color=colour, lw=0.7, alpha=0.3)
             axes.plot(steps, _running_mean(values), color=colour, ls=dashes, lw=1.5, label=label)
-    if len(lines) > 3:  # room for their names
-        axes.margins(y=0.25)
-    # Names of lines, unless the title says the same of the only one that there can be.
-    if len(_PANELS[name]) > 1 and list(lines) != [name]:
-        axes.legend(frameon=False, fontsize=8, ncols=2 if len(lines) > 3 else 1)
-    values = np.concatenate([values for _, values, _ in lines.values()])
-    values = values[np.isfinite(values)]
-    if values.size and np.ptp(values) < 0.1 * np.abs(values).max():
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.0), max(high, 1.0 if name in _SHARES else 0.0))
+    axes.legend(frameon=False, fontsize=8)
+    low, high = axes.get_ylim()
+    if high - low < 0.1 * abs(high):  # it hardly moves
+        axes.set_ylim(min(low, 0.0), max(high, 0.0))
     axes.set_xlabel("step")
+    axes.tick_params(labelbottom=True)
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
 
