@@ -257,11 +257,7 @@ def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> 
     """Check a layer and a head, counted from 1, against a model's number of them."""
     for name, number, count in (("layer", layer, layers), ("head", head, heads)):
         if number is not None and not 1 <= number <= count:
-            raise ConfigError(
-                f"there is no {name} {number}: this model has {layers} attention "
-                f"{'layer' if layers == 1 else 'layers'} of {heads} "
-                f"{'head' if heads == 1 else 'heads'}; use 1 to {count}"
-            )
+            raise ConfigError(f"there is no {name} {number}: the highest of this model is {count}")
 
 
 def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:

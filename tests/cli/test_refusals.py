@@ -30,7 +30,7 @@ REFUSED = {
     "caption photo.jpg --model no_such_model": "there is no model 'no_such_model'",
     f"{CAPTION} --output new/out --device cuda:99": "cuda:99",
     f"{CAPTION} --output run.yaml": "run.yaml is a file, not a folder",
-    f"{CAPTION} --output new/out --layer 3": "there is no layer 3: this model has 1 attention layer",
+    f"{CAPTION} --output new/out --layer 3": "there is no layer 3: the highest of this model is 1",
     f"{CAPTION} --at-test sample": "needs a model with hard attention",
     f"{CAPTION} --save png": "argument --save: needs --output",
     f"{CAPTION} --style light": "argument --style: needs --output",
