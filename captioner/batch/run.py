@@ -184,13 +184,9 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
     if before is not None:
         keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if keys:
-            named = ", ".join(
-                f"{key} {before.get(key, 'as the model has it')}, now "
-                f"{settings.get(key, 'as the model has it')}"
-                for key in keys
-            )
             raise CaptionerError(
-                f"{output.name} was begun with other settings ({named}); choose another --output"
+                f"{output.name} was begun with another {', '.join(keys)}, as its {SETTINGS} says; "
+                "choose another --output"
             )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return replace(job, settings=digest), settings
