@@ -84,8 +84,6 @@ def evaluate(parser: parsing.CommandParser) -> int:
             "--results scores captions without their model: leave out --report, --faithfulness "
             "and --objects"
         )
-    if arguments.report and arguments.report.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--report {arguments.report}: is a page; name it such as report.html")
     data = parsing.chosen_data(arguments)
     training = None
     if arguments.train_split:
