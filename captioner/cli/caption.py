@@ -341,10 +341,7 @@ class _CaptionRun:
         self.done += 1
         if not self.output or self.failures > failures or not isinstance(photo, Path):
             return
-        content: dict[str, Any] = {"caption": caption.text, "confidence": caption.confidence}
-        if arguments.compare:
-            shown = self._not_withheld(found)
-            content = {"captions": {name: each.text for name, each in shown}}
+        content = {"caption": caption.text, "confidence": caption.confidence}
         self.output.add(photo, content, pictures)
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
