@@ -60,11 +60,8 @@ def caption_page(
     shown = resize_captioned(image, captions[0][1].geometry, size)
     alt = captions[0][1].text
     viewer = _explorable(shown, captions, OverlayStyle.of(style), layer, head)
-    about = f"Photo of {image.width} × {image.height} pixels"
-    if size != image.size:
-        about += f", here {size[0]} × {size[1]}"
-    plural = "s" if len(captions) > 1 else ""
-    models = f"Model{plural}: " + ", ".join(model for model, _ in captions)
+    about = f"Photo of {image.width} × {image.height} pixels, here {size[0]} × {size[1]}"
+    models = "Model: " + ", ".join(model for model, _ in captions)
     body = (
         f"<h1>{html.escape(one_line(name))}</h1>\n"
         f"<main>{viewer}</main>\n"
