@@ -210,24 +210,25 @@ class _CaptionRun:
         arguments = self.arguments
         skipped: Counter[str] = Counter()
         drawn = os.path.abspath(arguments.output) if arguments.output else None
-        allowed = {"allow_urls": arguments.allow_urls, "allow_pages": "html" in arguments.write}
         photos_in = partial(inputs.photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if refusal := inputs.refusal_of(name, **allowed):
-                self._failed(f"{name}: {refusal}")
-            elif name == inputs.STANDARD_INPUT or inputs.is_address(name):
+            if name == inputs.STANDARD_INPUT or (inputs.is_address(name) and arguments.allow_urls):
                 photos.append(name)
+            elif inputs.is_address(name):
+                self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 failures = self.failures
                 found = list(photos_in(Path(name), skipped, self._failed))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
-            elif self.texts and inputs.is_page(name):
+            elif not inputs.is_page(name):
+                photos.append(Path(name))
+            elif self.texts and "html" in arguments.write:
                 photos += self.texts.images_of(Path(name))
             else:
-                photos.append(Path(name))
+                self._failed(f"{name}: is a page; --write html fills in the texts of its images")
         if sentence := inputs.skipped_sentence(skipped):
             logger.info(sentence)
         return list(dict.fromkeys(photos))

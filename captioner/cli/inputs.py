@@ -93,20 +93,4 @@ def is_address(name: str) -> bool:
 
 def is_page(name: str) -> bool:
     """Return whether an argument is a page of HTML or Markdown by its name."""
-    return Path(name).suffix.lower() in _PAGES and not os.path.isdir(name)
-
-
-def refusal_of(name: str, *, allow_urls: bool, allow_pages: bool) -> str | None:
-    """Return why an argument cannot be a photo by its name; None if it may be one."""
-    if is_address(name):
-        from captioner.storage import is_web_address
-
-        if not is_web_address(name):
-            return "is an address that is not fetched; captioner batch reads those of fsspec"
-        if not allow_urls:
-            return (
-                "is an address; --allow-urls fetches it (or: curl -L ADDRESS | captioner caption -)"
-            )
-    elif is_page(name) and not allow_pages:
-        return "is a page; to fill in the texts of its images add --write html"
-    return None
+    return Path(name).suffix.lower() in _PAGES

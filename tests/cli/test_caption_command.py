@@ -176,8 +176,7 @@ def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_pat
     ("name", "remedy"),
     [
         ("https://example.org//dog.jpg", "--allow-urls"),
-        ("s3://bucket/dog.jpg", "captioner batch reads"),
-        ("index.html", "add --write html"),
+        ("index.html", "--write html"),
     ],
 )
 def test_pages_and_addresses_name_what_reads_them(
