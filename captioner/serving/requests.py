@@ -27,7 +27,6 @@ from captioner.visualization.style import STYLES, StyleName
 MULTIPART, JSON, BYTES = "multipart/form-data", "application/json", "application/octet-stream"
 IMAGE = "image"  # the field of photos
 MAX_PHOTOS = 16  # in a request
-MAX_FIELDS, MAX_FIELD_BYTES = 40, 2**16  # of a form, its photos apart
 MAX_BEAM = 20
 MAX_CAPTION_CHARACTERS = 1000
 MAX_CAPTION_WORDS, MAX_PICTURE_WORDS = 60, 30  # counted by the model's tokenizer (see app)
@@ -178,13 +177,7 @@ async def _read_body(request: Request, max_bytes: int) -> Body:
 
 
 async def _read_form(request: Request, body: AsyncGenerator[bytes, None]) -> Body:
-    parser = MultiPartParser(
-        request.headers,
-        body,
-        max_files=MAX_PHOTOS,
-        max_fields=MAX_FIELDS,
-        max_part_size=MAX_FIELD_BYTES,
-    )
+    parser = MultiPartParser(request.headers, body)
     parser.spool_max_size = 2**62  # in memory: nothing uploaded touches the disk
     try:
         form = await parser.parse()
