@@ -276,7 +276,7 @@ def run_ray(
     """Process shards on Ray, which repeats those of workers that died; yield those that are done.
 
     Every node must have captioner, and the photos, the model and the output under their names.
-    Without `workers`, there are as many as there are free resources for. Without the `address` of a
+    There are at most as many workers as there are free resources for. Without the `address` of a
     cluster, Ray is started on this machine for this run.
     """
     with needs_extra("--engine ray", "batch"):
@@ -297,15 +297,13 @@ def run_ray(
         )
         gpus = int(job.engine == "torch" and on_gpu)
         available = ray.available_resources()
-        free = int(min(available.get(kind, 0) for kind in (["CPU", "GPU"] if gpus else ["CPU"])))
-        size = workers or max(free, 1)
-        if size > free:  # the others would wait forever, and Ray would not report it
-            raise CaptionerError(
-                f"{size} workers need a CPU each{' and a GPU' if gpus else ''}, and the Ray "
-                f"cluster has {free} free; use fewer --workers, or add nodes"
-            )
+        kinds = ["CPU", "GPU"] if gpus else ["CPU"]
+        free = int(min(available.get(kind, 0) for kind in kinds))
+        if not free:  # workers would wait forever, and Ray would not report it
+            raise CaptionerError(f"the Ray cluster has no free {' with a '.join(kinds)}; add nodes")
+        size = min(workers or free, free, len(shards))
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
-        actors = [remote(ShardWorker).remote(job) for _ in range(min(size, len(shards)))]
+        actors = [remote(ShardWorker).remote(job) for _ in range(size)]
         pool: Any = ActorPool(actors)
         try:
             yield from pool.map_unordered(lambda actor, shard: actor.run.remote(shard), shards)
