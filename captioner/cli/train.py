@@ -107,9 +107,6 @@ def train_settings(words: Sequence[str]) -> tuple[Config, bool]:
     )
     parser.usage = f"{parser.usage}\n\n{EXAMPLE}\n\nthe options most used:\n{_MOST_USED}"
     config, arguments = parse_options(parser, read_recipe(*recipes), options)
-    if not recipes:
-        names = ", ".join(shipped_recipes())
-        logger.info(f"no --config, so the default settings; recipes: {names}")
     if roots:
         # With a single data set, the last of several roots counts, as for other options.
         named = roots if config.data.sources is not None else roots[-1:]
