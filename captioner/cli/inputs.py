@@ -46,10 +46,7 @@ def photos_in(
 ) -> Iterator[Path]:
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
-    Args:
-        skipped: Counts the files that are left out, by suffix, and as FOLDER the folders.
-        failed: Called with a sentence for each folder that cannot be listed.
-        recursive: Also go into the folders inside it, except `leave_out`, an absolute path.
+    What is left out is counted in `skipped`, by suffix, and as FOLDER the folders.
     """
     from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
 

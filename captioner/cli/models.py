@@ -190,8 +190,7 @@ def export(parser: parsing.CommandParser) -> int:
     try:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise CheckpointError(f"{card}: cannot be read ({reason})") from None
+        raise CheckpointError(f"{card}: cannot be read ({error})") from None
     save_model(
         arguments.output,
         model,

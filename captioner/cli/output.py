@@ -28,7 +28,7 @@ def is_withheld(confidence: float | None, least: float | None) -> bool:
 def caption_note(
     caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
 ) -> str:
-    """Return a caption with its figures, for people; the arguments are as for caption_content."""
+    """Return a caption with its figures, for people; below `min_confidence` it is withheld."""
     notes = []
     withheld = is_withheld(caption.confidence, min_confidence)
     if caption.confidence is not None:
@@ -47,21 +47,14 @@ def caption_note(
 
 def files_note(files: Sequence[Path]) -> str:
     """Return the first file of a photo and how many more there are, for the end of a line."""
-    if not files:
-        return ""
-    more = f" and {len(files) - 1} more file{'s' if len(files) > 2 else ''}"
-    return f" -> {printable(files[0])}{more if len(files) > 1 else ''}"
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f" -> {printable(files[0])}{more}" if files else ""
 
 
 def caption_content(
     caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
 ) -> dict[str, Any]:
-    """Return a caption for JSON; of one that is withheld all is null but its confidence.
-
-    Args:
-        with_total: Also `log_prob`, with the caption's end.
-        min_confidence: Below it, the caption is withheld.
-    """
+    """Return a caption for JSON, `with_total` its `log_prob`; one withheld has its confidence."""
     content = caption.to_dict()
     if with_total:
         content["log_prob"] = round(caption.log_prob, 6)
