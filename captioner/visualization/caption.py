@@ -166,7 +166,11 @@ class Caption:
             name, model: Names of the photo and of the model, in a page.
         """
         if kind == "npz":
-            file, arrays = io.BytesIO(), caption_arrays(self)
+            values = {field.name: getattr(self, field.name) for field in fields(self)}
+            values |= {**asdict(self.geometry), "geometry": None, "image": None}
+            arrays = {name: np.asarray(x) for name, x in values.items() if x is not None}
+            arrays["words"] = np.array(self.words, dtype=np.str_)
+            file = io.BytesIO()
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             return file.getvalue()
         image = self._upright_image()
@@ -260,16 +264,8 @@ def check_head(layer: int | None, head: int | None, layers: int, heads: int) -> 
             raise ConfigError(f"there is no {name} {number}: the highest of this model is {count}")
 
 
-def caption_arrays(caption: Caption) -> dict[str, np.ndarray]:
-    """Return what a caption and its geometry hold, by their fields' names: for .npz files."""
-    values = {field.name: getattr(caption, field.name) for field in fields(Caption)}
-    values |= {**asdict(caption.geometry), "geometry": None, "image": None}
-    arrays = {name: np.asarray(value) for name, value in values.items() if value is not None}
-    return arrays | {"words": np.array(caption.words, dtype=np.str_)}
-
-
 def caption_from_arrays(arrays: Mapping[str, np.ndarray]) -> Caption:
-    """Return the caption of such arrays; those of earlier versions lack text and confidence."""
+    """Return the caption of an .npz file; those of earlier versions lack text and confidence."""
     # An array without dimensions is a number or a text.
     values: dict[str, Any] = {name: a if a.ndim else a.item() for name, a in arrays.items()}
     geometry = Geometry(**{field.name: values[field.name] for field in fields(Geometry)})
