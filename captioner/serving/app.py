@@ -15,7 +15,7 @@ import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_fastapi_instrumentator import Instrumentator
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -81,9 +81,6 @@ def create_app(
         registry=registry,
     )
     service = Service(models, limits or Limits())
-    Gauge("captioner_requests_in_progress", "Requests with photos", registry=registry).set_function(
-        lambda: service.requests
-    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
