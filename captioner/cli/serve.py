@@ -6,9 +6,7 @@ not start.
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import signal
 import socket
 import sys
@@ -39,7 +37,7 @@ def serve(parser: parsing.CommandParser) -> int:
     several: Any = {"action": "append", "default": []}
     add(
         "--allow-origin",
-        type=_origin,
+        type=lambda text: text.lower().rstrip("/"),
         metavar="ORIGIN",
         help="a web site whose pages may use the interface, as in https://example.org; may be "
         "given several times (default: only the server's own page)",
@@ -127,13 +125,6 @@ def serve(parser: parsing.CommandParser) -> int:
     return 0
 
 
-def _origin(text: str) -> str:
-    """Parse the origin of a web site, such as https://example.org."""
-    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
-    return text.lower()
-
-
 def _url_host(host: str) -> str:
     """Return the address as URLs have it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
@@ -145,7 +136,6 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise CaptionerError(
-            f"cannot listen at {host}:{port} ({reason}); choose another with --host and --port"
+            f"cannot listen at {host}:{port} ({error}); choose another with --host and --port"
         ) from None
