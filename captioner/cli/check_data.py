@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from captioner.data.layouts import CaptionedData
     from captioner.data.splits import Split
 
-NAMED = 10  # files of a kind that are named one by one
 ON_SHEET = 36  # photos on a contact sheet
 
 
@@ -79,7 +78,7 @@ def check_data(parser: parsing.CommandParser) -> int:
         "there twice (keep one)": [pair for pair, same in pairs if same],
     }.items():
         if things:
-            problems.append(f"{kind}: {len(things)}, namely {listed(things, NAMED)}")
+            problems.append(f"{kind}: {len(things)}, namely {listed(things)}")
     for name, figures in statistics.items():
         fewest, most = figures["captions_a_photo"]
         shortest, median, longest = figures["words_a_caption"]

@@ -26,13 +26,13 @@ def skipped_sentence(skipped: Counter[str]) -> str:
     from captioner.data.images import HEIF_SUFFIXES
 
     parts = []
-    if kinds := ", ".join(sorted(set(skipped) - {FOLDER})):
+    if kinds := sorted(set(skipped) - {FOLDER}):
         count = skipped.total() - skipped[FOLDER]
-        heic = "; to read HEIC, install pillow-heif or convert the photos"
-        remedy = heic if HEIF_SUFFIXES & set(skipped) else ""
-        parts.append(f"{count} file{'s' * (count > 1)} skipped: {kinds}{remedy}")
+        parts.append(f"skipped files: {count} ({', '.join(kinds)})")
+    if HEIF_SUFFIXES & set(skipped):
+        parts.append("to read HEIC, install pillow-heif or convert the photos")
     if count := skipped[FOLDER]:
-        parts.append(f"{count} folder{'s' * (count > 1)} skipped: add --recursive to go into them")
+        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
     return "; ".join(parts)
 
 

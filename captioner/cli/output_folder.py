@@ -49,10 +49,8 @@ Drawn: TypeAlias = tuple[list[Path], "str | None"]  # the files, and why some ar
 class OutputFolder:
     """Draws the captions of a run's photos, as the options say, and keeps the folder's journal.
 
-    Args:
-        photos: Files, addresses or standard input (`-`). Each gets a name for its pictures, the
-            one of an earlier run, or one that no picture of another photo has.
-        settings: Digest of all that decides a caption and its pictures: `settings_digest`.
+    Each photo (a file, an address or `-`) gets a name for its pictures: that of an earlier run, or
+    one that no other photo has. `settings` is a digest of all that decides captions and pictures.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ def test_photos_and_folders_are_captioned_in_order(
     assert outcome.code == 0, outcome.stderr
     named = [line.partition(":")[0] for line in outcome.stdout.splitlines()]
     assert named == ["photo.jpg", "photos/one.jpg", "photos/two.png", str(photos[1])]
-    assert outcome.stderr.startswith("1 file skipped: .txt; 1 folder skipped: add --recursive")
+    assert outcome.stderr.startswith("skipped files: 1 (.txt); skipped folders: 1 (add --recursive")
     assert caption("photos", "--quiet").stderr == ""
 
 
@@ -247,7 +247,7 @@ def test_it_runs_as_a_script_and_a_reader_that_goes_away_leaves_no_traceback(
     command = shlex.join([sys.executable, "caption.py", str(drawn_photos), "--json"])
     shell = ["bash", "-c", f"{command} | head -n 1"]
     found = subprocess.run(shell, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert found.stderr == "1 file skipped: .csv\n"
+    assert found.stderr == "skipped files: 1 (.csv)\n"
     assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
 
 

@@ -42,7 +42,7 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(caption, folder: Pat
     (folder / "film.mp4").write_bytes(b"no matter")
     flat = caption("photos", "--json")
     assert names_in(flat) == ["photos/one.jpg", "photos/two.png"]
-    assert "1 file skipped: .mp4" in flat.stderr
+    assert "skipped files: 1 (.mp4)" in flat.stderr
     assert "--recursive" in flat.stderr
     deep = caption("photos", "--json", "--recursive", "--output", "photos/drawn", "--words")
     again = caption("photos", "--json", "--recursive", "--output", "photos/drawn", "--words")
@@ -156,4 +156,6 @@ def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path)
         open_image(file)
     skipped: Counter[str] = Counter()
     assert file not in list(photos_in(folder, skipped, pytest.fail))
-    assert "1 file skipped: .heic; to read HEIC, install pillow-heif" in skipped_sentence(skipped)
+    assert "skipped files: 1 (.heic); to read HEIC, install pillow-heif" in skipped_sentence(
+        skipped
+    )
