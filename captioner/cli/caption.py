@@ -75,13 +75,8 @@ def caption(parser: parsing.CommandParser) -> int:
     output.add_output_options(parser)
     parsing.add_search_options(parser, min_words=True)
     share, count = parsing.number_from(0, 1), parsing.number_from(1, parsing.MAX_BEAM_SIZE, int)
-    parser.add_argument(
-        "--min-confidence",
-        type=share,
-        metavar="X",
-        help="give no caption where the model's confidence is below X, from 0 to 1; needs a model "
-        "with a calibrator",
-    )
+    help_ = "give no caption where the model's confidence is below X, from 0 to 1"
+    parser.add_argument("--min-confidence", type=share, metavar="X", help=help_)
     add = parser.add_argument_group("several captions").add_argument
     help_ = "captions a photo, best first; files and pictures are of the first"
     add("--num-captions", type=count, metavar="N", help=help_)
@@ -115,20 +110,10 @@ def caption(parser: parsing.CommandParser) -> int:
     add("--suffix", default="", metavar="TEXT", help="ends each --write txt")
     help_ = "add the texts to sidecars that another program wrote, and leave all else in them"
     add("--xmp-merge", action="store_true", help=help_)
-    add(
-        "--xmp-name",
-        choices=("append", "replace"),
-        default="append",
-        help="append: dog.jpg.xmp, for digiKam and darktable; replace: dog.xmp, for Lightroom "
-        "(default: append)",
-    )
-    add(
-        "--site-root",
-        type=Path,
-        metavar="DIR",
-        help="where addresses in pages that begin with / begin (default: the page's folder, or "
-        "one above it, whichever has the file)",
-    )
+    help_ = "append: dog.jpg.xmp, for digiKam (default); replace: dog.xmp, for Lightroom"
+    add("--xmp-name", choices=("append", "replace"), default="append", help=help_)
+    help_ = "where addresses like /img/a.jpg begin (default: the page's folder or one above it)"
+    add("--site-root", type=Path, metavar="DIR", help=help_)
     arguments = parser.parse()
     output.check_output_options(parser, arguments)
     _check(parser, arguments)

@@ -51,12 +51,8 @@ def evaluate(parser: parsing.CommandParser) -> int:
     add("--train-split", metavar="SPLIT", help="count the captions that are not in this split")
     seconds, help_ = parsing.number_from(1), "for the scorers, in seconds (default: 600)"
     add("--time-limit", type=seconds, default=600.0, metavar="S", help=help_)
-    add(
-        "--bias",
-        action="store_true",
-        help="show how often man and woman, adult and child, and the colours of clothes are right "
-        "where the references agree (English captions; --output always has it)",
-    )
+    help_ = "show how often man, woman, child and colours of clothes are right (in English)"
+    add("--bias", action="store_true", help=help_)
     help_ = "COCO's instances_*.json of the photos: does attention lie on the objects named?"
     add("--objects", type=Path, nargs="+", metavar="FILE", help=help_)
     add(

@@ -87,12 +87,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
         "is high; colour: colours on the grey photo; contour: only the lines; mask: only dimmed "
         "(default: focus)",
     )
-    add(
-        "--colour-map",
-        choices=("viridis", "cividis"),
-        default="viridis",
-        help="of the style colour and of matrices (default: viridis)",
-    )
+    help_ = "of the style colour and of matrices (default: viridis)"
+    add("--colour-map", choices=("viridis", "cividis"), default="viridis", help=help_)
     add(
         "--opacity",
         type=parsing.number_from(0, 1),
@@ -104,13 +100,9 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add("--layer", type=number, help="maps of this layer (default: the last)")
     add("--head", type=number, help="maps of this head (default: the mean of all)")
     add_at_test(parser)
-    add(
-        "--paths",
-        type=parsing.number_from(1, parsing.MAX_WORDS, int),
-        default=0,
-        metavar="M",
-        help="with hard attention and --output: draw M sampled paths of attention",
-    )
+    paths = parsing.number_from(1, parsing.MAX_WORDS, int)
+    help_ = "with hard attention and --output: draw M sampled paths of attention"
+    add("--paths", type=paths, default=0, metavar="M", help=help_)
 
 
 def add_at_test(parser: argparse.ArgumentParser) -> None:

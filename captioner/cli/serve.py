@@ -58,12 +58,8 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--max-requests", type=number, default=128, help=help_)
     add("--max-megabytes", type=number, default=20, help="of a request (default: 20)")
     add("--max-megapixels", type=number, default=50, help="of a photo (default: 50)")
-    add(
-        "--allow-urls",
-        action="store_true",
-        help="requests may name photos by their addresses, which the server fetches, but not from "
-        "private networks",
-    )
+    help_ = "fetch photos whose addresses requests name, but not from private networks"
+    add("--allow-urls", action="store_true", help=help_)
     help_ = "seconds for an upload to arrive, and again for its answer (default: 30)"
     add("--deadline", type=number, default=30, metavar="S", help=help_)
     arguments = parser.parse()
