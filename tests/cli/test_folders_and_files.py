@@ -89,16 +89,6 @@ def test_a_journal_that_a_killed_run_cut_short_is_read(
     assert len(journal.read_text().splitlines()) == 2, "it is written anew"
 
 
-def test_a_table_that_captioner_did_not_write_is_not_replaced(
-    caption, folder: Path, tmp_path: Path
-) -> None:
-    table, content = tmp_path / "captions.csv", "image,caption,split\none.jpg,a dog,train\n"
-    table.write_text(content)
-    outcome = caption("photos/one.jpg", "--write", "csv", "--output", ".")
-    assert "choose another --output" in outcome.sentence()
-    assert table.read_text() == content
-
-
 def test_a_photo_can_come_on_standard_input(
     tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -156,6 +146,4 @@ def test_heic_names_the_missing_package(without_pillow_heif: None, folder: Path)
         open_image(file)
     skipped: Counter[str] = Counter()
     assert file not in list(photos_in(folder, skipped, pytest.fail))
-    assert "skipped files: 1 (.heic); to read HEIC, install pillow-heif" in skipped_sentence(
-        skipped
-    )
+    assert "1 (.heic); to read HEIC, install pillow-heif" in skipped_sentence(skipped)

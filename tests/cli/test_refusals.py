@@ -63,8 +63,6 @@ REFUSED = {
         (
             "caption a.jpg --output result.png",
             "score a.jpg dog --output result.pdf",
-            "batch photos --output captions.parquet",
-            "plot run --output curves.png",
             "export soft model.onnx",
             "finetune x.csv --output model.pth",
         ),

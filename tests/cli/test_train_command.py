@@ -219,26 +219,6 @@ def test_every_kind_of_training_runs_and_captions(
 # -------------------------------------------------------------------------------------- refusals
 
 
-def test_a_run_in_its_folder_is_not_overwritten(whole: Whole, programs: Programs) -> None:
-    run, _ = whole
-    sentence = programs.run("train.py", "--config", run / "config.yaml").sentence()
-    assert str(run) in sentence
-    assert "--resume" in sentence
-
-
-@pytest.mark.parametrize(("option", "value"), [("decoder.hidden_dim", 24), ("data.batch_size", 3)])
-def test_resuming_with_another_setting_is_refused_by_its_name(
-    whole: Whole, commands: Commands, option: str, value: object
-) -> None:
-    run, _ = whole
-    before = (run / "config.yaml").read_bytes()
-    outcome = commands.run(
-        "train.py", "--config", run / "config.yaml", f"--{option}", value, "--resume"
-    )
-    assert outcome.sentence().startswith(f"{option}: ")
-    assert (run / "config.yaml").read_bytes() == before
-
-
 def test_a_setting_on_the_command_line_goes_over_the_recipe(
     drawn_photos: Path, tmp_path: Path, programs: Programs
 ) -> None:
