@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from captioner.data.formats.table import without_guard
+from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
@@ -108,8 +109,6 @@ def _captioned_data(name: str) -> CaptionedData | None:
 
 def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
     """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
-    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
-
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     for folder, folders, files in system.walk(root, on_error="raise"):

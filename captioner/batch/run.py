@@ -32,12 +32,14 @@ import pyarrow.parquet as pq
 from captioner import __version__
 from captioner.batch.inputs import Row, Shard, is_tar, shards_of
 from captioner.checkpoint import MANIFEST, model_folder, verify
+from captioner.data.formats.webdataset import is_image, sample_key
+from captioner.data.images import open_image
 from captioner.engines import EngineName, Precision, choose_engine
 from captioner.errors import CaptionerError, ImageError, error_summary, needs_extra
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import available_cores, may_have_gpu
-from captioner.runtime.parallel import end_with_parent
+from captioner.runtime.parallel import end_with_parent, prefetch
 from captioner.storage import Folder, absolute, fetch, file_system, is_url
 
 if TYPE_CHECKING:
@@ -354,8 +356,6 @@ class ShardWorker:
 
     def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
         """Return the output rows of a batch, in its order."""
-        from captioner.runtime.parallel import prefetch
-
         # A column that a row lacks is null in the part.
         rows: list[dict[str, Any]]
         rows = [{"id": _text(photo.identity), "path": _text(photo.path)} for photo in batch]
@@ -377,8 +377,6 @@ class ShardWorker:
 
     def _read(self, photo: _Photo) -> Any:
         """Return the network's input for a photo with its geometry, or the error."""
-        from captioner.data.images import open_image
-
         try:
             if isinstance(photo.source, ImageError):
                 raise photo.source
@@ -412,8 +410,6 @@ def _tar_photos(rows: Iterable[Row]) -> Iterator[_Photo]:
     The id of `folder/key.jpg` is `folder/key`, as in WebDataset. After the photos of a tar file
     that cannot be read to its end, a photo with that error follows.
     """
-    from captioner.data.formats.webdataset import is_image, sample_key
-
     for _, path in rows:
         try:
             system, name = file_system(path)
