@@ -26,13 +26,8 @@ def batch(parser: parsing.CommandParser) -> int:
         "like, id, or WebDataset shards such as 'shards/{000..099}.tar'; paths, or URLs that "
         "fsspec understands",
     )
-    add(
-        "--output",
-        type=parsing.folder_name,
-        required=True,
-        metavar="DIR",
-        help="folder or URL for parts/*.parquet and summary.json",
-    )
+    help_ = "folder or URL for parts/*.parquet and summary.json"
+    add("--output", type=parsing.folder_name, required=True, metavar="DIR", help=help_)
     parsing.add_model_options(parser, engine="--model-engine")  # --engine distributes the work
     parsing.add_search_options(parser, min_words=True)
     add("--maps", action="store_true", help="also write the attention maps, as float16")

@@ -89,12 +89,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
     help_ = "of the style colour and of matrices (default: viridis)"
     add("--colour-map", choices=("viridis", "cividis"), default="viridis", help=help_)
-    add(
-        "--opacity",
-        type=parsing.number_from(0, 1),
-        help="strength of the style, 0 to 1 (default: 1 for focus, 0.75 for light, 0.65 for "
-        "colour and mask)",
-    )
+    help_ = "strength of the style, 0 to 1 (default: focus 1, light 0.75, colour and mask 0.65)"
+    add("--opacity", type=parsing.number_from(0, 1), help=help_)
     help_ = "leave out attention below X times uniform"
     add("--threshold", type=parsing.number_from(0), default=0.0, metavar="X", help=help_)
     add("--layer", type=number, help="maps of this layer (default: the last)")

@@ -210,13 +210,8 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
         "(default: float32)"
     )
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
-    add(
-        engine,
-        choices=["auto", "torch", "runtime"],
-        default="auto",
-        help="torch is PyTorch, runtime the graphs in the model's folder on the CPU, without "
-        "PyTorch (default: auto, the runtime where it can)",
-    )
+    help_ = "PyTorch, or the model's graphs on the CPU (default: auto, the graphs where it can)"
+    add(engine, choices=["auto", "torch", "runtime"], default="auto", help=help_)
 
 
 _PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO

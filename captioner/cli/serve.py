@@ -43,13 +43,8 @@ def serve(parser: parsing.CommandParser) -> int:
         "given several times (default: only the server's own page)",
         **several,
     )
-    add(
-        "--model",
-        metavar="NAME",
-        help="a bundled model; may be given several times, the first is the default (default: all "
-        "of them, soft first)",
-        **several,
-    )
+    help_ = "a bundled model; may be given several times (default: all of them, soft first)"
+    add("--model", metavar="NAME", help=help_, **several)
     help_ = "a model folder, or a run; may be given several times"
     add("--checkpoint", metavar="DIR", help=help_, **several)
     parsing.add_device_options(parser)
