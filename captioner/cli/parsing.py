@@ -210,7 +210,7 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
         "(default: float32)"
     )
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
-    help_ = "PyTorch, or the model's graphs on the CPU (default: auto, the graphs where it can)"
+    help_ = "torch, or runtime: the model's graphs on a CPU (default: auto, runtime where it can)"
     add(engine, choices=["auto", "torch", "runtime"], default="auto", help=help_)
 
 

@@ -43,7 +43,7 @@ def serve(parser: parsing.CommandParser) -> int:
         "given several times (default: only the server's own page)",
         **several,
     )
-    help_ = "a bundled model; may be given several times (default: all of them, soft first)"
+    help_ = "a bundled model; several may be given, the first is the default (default: soft, hard)"
     add("--model", metavar="NAME", help=help_, **several)
     help_ = "a model folder, or a run; may be given several times"
     add("--checkpoint", metavar="DIR", help=help_, **several)
