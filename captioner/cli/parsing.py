@@ -256,6 +256,18 @@ _COMMANDS = {
     "serve": "web webui gui ui api app",
     "export": "convert onnx",
 }
+# Commands and options of earlier versions, and what to do instead.
+_REMOVED = {
+    "shards": "train from the folder itself; tar files that it wrote are read from a disk",
+    "caption --in-place": "--write html writes a copy of the page; move it over the page",
+    "caption --max-length": "alternative texts have at most 125 characters",
+    "doctor --json": "the lines begin with ok, -- or !!",
+    "doctor --measure": "time captioner caption with --precision bfloat16 and without",
+    "evaluate --captions": "results.json has them; captioner batch captions all photos",
+    "evaluate --regions": "--objects takes masks, and boxes where there are none",
+    "evaluate --removal": "--faithfulness always deletes cells from the grid",
+    "serve --workers": "run several servers at ports of their own, behind nginx",
+}
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:
@@ -264,6 +276,8 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
     >>> unknown_command("eval", ["caption", "evaluate"])
     "there is no command 'eval' (did you mean: captioner evaluate)"
     """
+    if instead := _REMOVED.get(word):
+        return f"captioner {word} is gone: {instead}"
     name = _plain(word)
     meant = [command for command, names in _COMMANDS.items() if name in names.split()]
     meant += get_close_matches(name, commands, n=1)
@@ -284,8 +298,11 @@ def unknown_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str
         is_short = re.match("-[A-Za-z]", option)
         is_known = option.removesuffix("+") in known or (is_short and option[:2] in known)
         is_start = parser.allow_abbrev and any(each.startswith(option) for each in known)
-        if (is_short or option.startswith("--")) and not (is_known or is_start):
-            return f"there is no option {option}{_meant(parser, option, known)}"
+        if is_known or is_start or not (is_short or option.startswith("--")):
+            continue
+        if instead := _REMOVED.get(f"{parser.prog.removeprefix('captioner ')} {option}"):
+            return f"{option} is gone: {instead}"
+        return f"there is no option {option}{_meant(parser, option, known)}"
     return None
 
 

@@ -6,6 +6,7 @@ not start.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ def serve(parser: parsing.CommandParser) -> int:
     several: Any = {"action": "append", "default": []}
     add(
         "--allow-origin",
-        type=lambda text: text.lower().rstrip("/"),
+        type=_origin,
         metavar="ORIGIN",
         help="a web site whose pages may use the interface, as in https://example.org; may be "
         "given several times (default: only the server's own page)",
@@ -114,6 +115,13 @@ def serve(parser: parsing.CommandParser) -> int:
         show(f"captioner listens at http://{_url_host(host)}:{port}")
         uvicorn.Server(config).run(sockets=[listening])
     return 0
+
+
+def _origin(text: str) -> str:
+    """Parse the origin of a web site, such as https://example.org."""
+    if "://" not in text:
+        raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
+    return text.lower().rstrip("/")
 
 
 def _url_host(host: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from programs import Commands
 
 from captioner.cli import COMMANDS
+from captioner.cli.parsing import _REMOVED
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),
@@ -32,6 +33,15 @@ def test_an_option_of_another_program_names_the_one_that_was_meant(
     assert f"captioner {command} --help" in message
 
 
+@pytest.mark.parametrize("typed", [typed for typed in _REMOVED if " " in typed])
+def test_an_option_of_an_earlier_version_says_that_it_is_gone(
+    commands: Commands, typed: str
+) -> None:
+    command, option = typed.split()
+    message = commands.run("captioner", command, option).sentence()
+    assert message.startswith(f"{option} is gone: {_REMOVED[typed]} (captioner {command} --help")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_option_is_refused_by_every_command(commands: Commands, command: str) -> None:
     message = commands.run("captioner", command, "--zzz").sentence()
@@ -54,3 +64,9 @@ def test_a_command_that_does_not_exist_names_the_nearest(
     outcome = commands.run("captioner", typed)
     assert outcome.code == 2
     assert f"there is no command '{typed}' (did you mean: {meant})" in outcome.stderr
+
+
+def test_a_command_of_an_earlier_version_says_that_it_is_gone(commands: Commands) -> None:
+    outcome = commands.run("captioner", "shards", "--root", "x")
+    assert outcome.code == 2
+    assert f"captioner shards is gone: {_REMOVED['shards']}\n" in outcome.stderr
