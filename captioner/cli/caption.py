@@ -398,9 +398,13 @@ def score(parser: parsing.CommandParser) -> int:
     pictures: list[Path] = []
     problem = None
     if arguments.output is not None:
-        from captioner.cli.output_folder import save_pictures
+        from captioner.cli.output_folder import OutputFolder, save_pictures
 
-        pictures, problem = save_pictures(photo.stem, photo.name, image, captions, arguments)
+        # The journal keeps pictures of other photos, and lets caption --resume draw its own again.
+        folder = OutputFolder(arguments, [photo], settings="score")
+        name = folder.names[photo]
+        pictures, problem = save_pictures(name, photo.name, image, captions, arguments)
+        folder.add(photo, {"caption": caption.text, "confidence": caption.confidence}, pictures)
     if problem:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 from PIL import Image
 from programs import REPOSITORY, ProgramResult, Programs
 
@@ -271,6 +272,25 @@ def test_a_caption_is_read_drawn_and_weighed(
     assert len(kinds) == 3 + 6
     with Image.open(tmp_path / "out" / "photo.attention.png") as sheet:
         assert sheet.width > 500
+
+
+def test_a_scored_caption_replaces_no_picture_of_another_photo_and_resume_draws_its_own_again(
+    run: Run, photo: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other" / photo.name
+    other.parent.mkdir()
+    tiny.photo(3)[0].save(other)
+    options = ("--output", tmp_path / "out", "--json")
+    run("caption", photo, *options)
+    drawn = tmp_path / "out" / f"{photo.stem}.attention.png"
+    sheet = drawn.read_bytes()
+    (scored,) = run("score", other, TEXT, *options).json_lines()
+    assert drawn.read_bytes() == sheet
+    assert Path(scored["pictures"][0]).is_file()
+    run("score", photo, TEXT, *options)
+    assert drawn.read_bytes() != sheet
+    assert run("caption", photo, *options, "--resume").json_lines()
+    assert drawn.read_bytes() == sheet
 
 
 def test_the_text_says_how_likely_the_whole_is(run: Run, tiny_model: Path, photo: Path) -> None:
