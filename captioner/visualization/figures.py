@@ -197,7 +197,7 @@ def _draw_panel(
     axes.legend(frameon=False, fontsize=8)
     low, high = axes.get_ylim()
     if high - low < 0.1 * abs(high):  # it hardly moves
-        axes.set_ylim(min(low, 0.0), max(high, 0.0))
+        axes.set_ylim(min(1.1 * low, 0.0), max(1.1 * high, 0.0))
     axes.set_xlabel("step")
     axes.tick_params(labelbottom=True)
     axes.locator_params(axis="x", integer=True)
