@@ -230,7 +230,6 @@ COCO_CAPTION = {"id": 1, "image_id": 1, "caption": "A dog."}
         DEEP,
         {"images": []},
         {"images": [COCO_IMAGE, {"id": 1, "file_name": "b.jpg"}], "annotations": [COCO_CAPTION]},
-        {"images": [COCO_IMAGE], "annotations": [{**COCO_CAPTION, "caption": 7}]},
     ],
     ids=lambda content: str(content)[:40],
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.records import numbered_lines, quoted, read_json
+from captioner.data.records import numbered_lines, read_json
 from captioner.data.splits import SPLIT_NAMES
 from captioner.errors import DataError, listed
 
@@ -69,10 +68,11 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     """Return the images of a captions file, and sentences about what it holds in vain."""
     content = read_json(path)
     try:
-        images = [_entry(image, "id", "file_name") for image in content["images"]]
+        # An image may come twice.
+        images = dict.fromkeys((each["id"], str(each["file_name"])) for each in content["images"])
         # A file of image names alone, for a split without public captions, has no annotations.
         annotations = content.get("annotations", [])
-        texts = [_entry(each, "image_id", "caption") for each in annotations]
+        texts = [(each["image_id"], str(each["caption"] or "")) for each in annotations]
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not a COCO captions file: expected images with id and file_name, and "
@@ -88,20 +88,7 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             f"{path}: {len(strangers)} of {len(texts)} annotations name no image of the file, the "
             f"first image_id is {strangers[0]!r}; they are left out"
         )
-    distinct = dict.fromkeys(images)  # an entry may come twice
-    return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in distinct], problems
-
-
-def _entry(entry: dict[str, Any], id_key: str, text_key: str) -> tuple[int | str, str]:
-    """Return the id and the text of an entry of `images` or of `annotations`."""
-    entry_id, text = entry[id_key], entry[text_key]
-    if isinstance(entry_id, float) and entry_id.is_integer():  # as pandas writes them
-        entry_id = int(entry_id)
-    if text is None and text_key == "caption":
-        text = ""
-    if not isinstance(entry_id, (int, str)) or not isinstance(text, str):
-        raise TypeError(f"not {quoted(repr(entry))}")
-    return entry_id, text
+    return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in images], problems
 
 
 def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
