@@ -14,7 +14,6 @@ from captioner.data.formats.table import texts_of
 from captioner.data.image_finder import SUFFIXES
 from captioner.data.images import TarMember
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.records import quoted
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.errors import DataError, listed
 
@@ -82,14 +81,9 @@ def _images(path: Path, name: str, split: str) -> Iterator[NamedImage]:
         try:
             facts = json.loads(text.get("json", "{}"))
             captions = texts_of([facts.get("captions", facts.get("caption", text.get("txt")))])
-        except (ValueError, AttributeError, RecursionError):
-            captions = None
-        if captions is None:
-            raise DataError(
-                f"{path}::{key}.json: expected an object with captions, a list of texts, not "
-                f"{quoted(text.get('json', ''))}"
-            )
+        except (ValueError, AttributeError, RecursionError):  # reported as one without a caption
+            facts, captions = {}, None
         image_id = facts.get("id")
         if not isinstance(image_id, (int, str)):
             image_id = f"{name.removesuffix('.tar')}/{key}"
-        yield NamedImage(place, captions, image_id, split)
+        yield NamedImage(place, captions or (), image_id, split)
