@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from captioner.data.formats.table import read_tables
+from captioner.data.formats.table import columns_of, read_tables
 from captioner.data.layouts import Annotations, DataFiles, Recognised
 from captioner.data.records import numbered_lines, quoted
 from captioner.data.splits import split_name
@@ -19,7 +19,7 @@ def flickr8k(data: DataFiles) -> Recognised | None:
         return Recognised(f"Flickr8k: {data.relative(path)}", partial(_flickr8k, data, path))
     for path in data.candidates("captions.txt"):
         in_images = any(image.parent.name == "Images" for image in data.images[:1])
-        if _heading(path).lower() == "image,caption" and in_images:
+        if columns_of(path) == ["image", "caption"] and in_images:
             title = f"Kaggle's Flickr8k: {data.relative(path)}"
             return Recognised(title, partial(_flickr8k, data, path))
     return None
@@ -35,14 +35,9 @@ def flickr30k(data: DataFiles) -> Recognised | None:
     for path in data.candidates("results_*.token", "results.token"):
         return Recognised(f"Flickr30k: {data.relative(path)}", read)
     for path in data.candidates("results.csv"):
-        if _heading(path).startswith("image_name|comment_number|comment"):
+        if columns_of(path) == ["image_name", "comment_number", "comment"]:
             return Recognised(f"Kaggle's Flickr30k: {data.relative(path)}", read)
     return None
-
-
-def _heading(path: Path) -> str:
-    """Return the first line of a table, without blanks."""
-    return next((line for _, line in numbered_lines(path)), "").replace(" ", "")
 
 
 def _flickr8k(data: DataFiles, captions: Path) -> Annotations:

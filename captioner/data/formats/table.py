@@ -114,7 +114,7 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
 def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
     """Yield the files that would be tables if it were known which columns to read."""
     for path in _possible_tables(data):
-        columns = _columns_of(path)
+        columns = columns_of(path)
         if columns and columns[1:] and path.suffix.lower() != ".txt":
             yield path, columns
 
@@ -139,7 +139,7 @@ def _possible_tables(data: DataFiles) -> list[Path]:
         if path.suffix.lower() in _SUFFIXES
         and path.with_suffix("") not in described
         and not (path.suffix in (".txt", ".json") and (path.parent, path.suffix) in of_images)
-        and (path.with_suffix("") not in folders or _columns_of(path))
+        and (path.with_suffix("") not in folders or columns_of(path))
         and not path.name.endswith("_stats.json")
         and not _COCO_FILE.fullmatch(path.name)
     ]
@@ -148,13 +148,13 @@ def _possible_tables(data: DataFiles) -> list[Path]:
 def _is_table(path: Path, data: DataFiles) -> bool:
     """Return whether a file has images and captions, or is a damaged or empty table by its name."""
     named_so = data.named_file is not None or path.suffix.lower() in (".csv", ".jsonl", ".tsv")
-    columns = _columns_of(path)
+    columns = columns_of(path)
     if not columns:
         return named_so and (columns is None or path.suffix.lower() != ".json")
     return _chosen_columns(columns, data) is not None
 
 
-def _columns_of(path: Path) -> list[str] | None:
+def columns_of(path: Path) -> list[str] | None:
     """Return the columns by the first row, none of an empty table; None if it is damaged."""
     bad: list[str] = []
     try:
