@@ -125,12 +125,8 @@ def karpathy(data: DataFiles) -> Recognised | None:
     Ids are cocoids if all images have one, else positions in the file.
     """
     files = data.candidates("dataset_*.json") or data.json_files("sentences", "filename")
-    names = listed(list(map(data.relative, files)))
-    return (
-        Recognised(f"Karpathy's JSON: {names}", lambda: _read_karpathy(data, files))
-        if files
-        else None
-    )
+    title = f"Karpathy's JSON: {listed(list(map(data.relative, files)))}"
+    return Recognised(title, lambda: _read_karpathy(data, files)) if files else None
 
 
 def _read_karpathy(data: DataFiles, files: list[Path]) -> Annotations:
