@@ -118,8 +118,6 @@ def open_image(
         raise
     except FileNotFoundError:
         raise ImageError("no such file") from None
-    except IsADirectoryError:
-        raise ImageError("is a folder, not a photo") from None
     except Image.DecompressionBombError:
         raise ImageError(f"is over the limit of {_LIMITS}") from None
     except UnidentifiedImageError:
@@ -204,10 +202,7 @@ def _load(image: Image.Image) -> Image.Image:
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Return a PIL image of any mode as `open_image` would read it; an ImageError says why not."""
     if image.width * image.height > MAX_IMAGE_PIXELS:
-        raise ImageError(
-            f"has {image.width} x {image.height} pixels, over the limit of "
-            f"{MAX_IMAGE_PIXELS // 10**6} megapixels; make it smaller"
-        )
+        raise ImageError(f"has {image.width} x {image.height} pixels, over the limit of {_LIMITS}")
     try:
         image.load()
         # exif_transpose would copy a plain image

@@ -148,7 +148,7 @@ def test_where_every_photo_fails_nothing_was_done(batch: Batch, tmp_path: Path) 
     assert batch(tmp_path / "photos.txt", tmp_path / "out") == 2
     assert [row["error"] for row in rows(tmp_path / "out")] == [
         "no such file",
-        "is a folder, not a photo",
+        "cannot be read (Is a directory)",
     ]
 
 
