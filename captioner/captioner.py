@@ -154,8 +154,6 @@ class Captioner:
             ImageError: The image cannot be read.
             ConfigError: A setting cannot be used.
         """
-        if isinstance(image, (list, set)):
-            raise ConfigError("image: is several images; use caption_batch")
         return self.caption_batch([image], **settings)[0]
 
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:

@@ -47,10 +47,7 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
     except ImageError as error:
         if not isinstance(image, (str, os.PathLike)):
             raise
-        reason = str(error)
-        if "://" in str(image):
-            reason = "is a URL; give an open file, such as fsspec.open(URL).open()"
-        raise ImageError(f"{os.fspath(image)}: {reason}") from None
+        raise ImageError(f"{os.fspath(image)}: {error}") from None
 
 
 def _opened(source: Any) -> Image.Image:
