@@ -44,16 +44,13 @@ class FeatureCache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.features: np.ndarray = np.load(folder / FEATURES, mmap_mode="r")
+        self.views = self.features.shape[1]
         reasons = json.loads((folder / DONE).read_bytes())["unreadable"]
         self.unreadable = {int(image): str(reason) for image, reason in reasons.items()}
 
     def __reduce__(self) -> tuple[type[FeatureCache], tuple[Path]]:
         """Pickle the place, so that a worker process maps the file instead of receiving it."""
         return FeatureCache, (self.folder,)
-
-    @property
-    def views(self) -> int:
-        return self.features.shape[1]
 
     def read(self, image: int, view: int) -> Tensor:
         """Return frozen features, float16 [C, h, w]; an ImageError if the image has none."""
