@@ -64,10 +64,9 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = _working_device(name)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError):  # TypeError: no string
-        usable = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
-        reason = "" if torch.cuda.is_available() else ", which has no GPU that PyTorch can use"
         raise ConfigError(
-            f"device: '{name}' cannot be used on this machine{reason}; use {usable}"
+            f"device: '{name}' cannot be used on this machine; use auto, cpu or, where PyTorch "
+            "finds a GPU, cuda"
         ) from None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or pinned memory would come from the first GPU
