@@ -20,8 +20,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-
 from captioner.config import ModelConfig, from_yaml, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import Vocabulary
@@ -48,9 +46,7 @@ _MAX_TEXT_BYTES, _MAX_BYTES = 2**26, 2**36  # of .json and .yaml files, and of o
 
 def bundled_models() -> list[str]:
     """Return the names of the models that ship in the package."""
-    if not MODELS.is_dir():
-        return []
-    return sorted(folder.name for folder in MODELS.iterdir() if (folder / MANIFEST).is_file())
+    return sorted(path.parent.name for path in MODELS.glob(f"*/{MANIFEST}"))
 
 
 def model_folder(model: str | Path) -> Path:
@@ -120,9 +116,8 @@ def stored_type(folder: Path) -> torch.dtype:
     """Return the type of a verified folder's first floating-point weight; float32 without one."""
     import torch
 
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        kinds = (file.get_tensor(name).dtype for name in file.keys())  # noqa: SIM118
-        return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+    kinds = (value.dtype for value in read_weights(folder).values())
+    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
