@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,8 +38,7 @@ from captioner.types import AttentionOutput, Grid
 
 OPSET = 20
 _ONNX_TYPES = {"F16": 10, "BF16": 16, "F32": 1, "F64": 11}  # of safetensors; TensorProto's numbers
-_WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # bytes
-Places: TypeAlias = dict[str, tuple[str, list[int], int]]
+Places: TypeAlias = dict[str, tuple[str, list[int], int, int]]
 
 
 def export_graphs(folder: Path) -> None:
@@ -261,7 +259,7 @@ def _filled(example: Any, tensors: Iterator[Tensor], **given: Any) -> Any:
 
 
 def weight_places(model: nn.Module, file: Path) -> Places:
-    """Return where the weights of a model stand in its safetensors file: type, shape, offset."""
+    """Return where a model's weights are in its safetensors file: type, shape, offset, bytes."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
@@ -271,6 +269,7 @@ def weight_places(model: nn.Module, file: Path) -> Places:
             entry["dtype"],
             entry["shape"],
             8 + length + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
         )
         for name, entry in header.items()
         if name in state and entry["dtype"] in _ONNX_TYPES
@@ -307,12 +306,11 @@ def _refer_to_file(proto: Any, places: Places) -> None:
         if name not in places:
             kept.append(tensor)
             continue
-        kind, shape, offset = places[name]
+        kind, shape, offset, size = places[name]
         assert list(tensor.dims) == shape, name
-        size = math.prod(shape)
         stored = TensorProto(name=tensor.name, dims=shape, data_type=_ONNX_TYPES[kind])
         stored.data_location = TensorProto.EXTERNAL
-        place = {"location": WEIGHTS, "offset": offset, "length": size * _WIDTHS[kind]}
+        place = {"location": WEIGHTS, "offset": offset, "length": size}
         for key, value in place.items():
             stored.external_data.add(key=key, value=str(value))
         if kind != "F32":
