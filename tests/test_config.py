@@ -312,7 +312,6 @@ LEARNED = "decoder: {kind: transformer, positions: learned, max_positions: 30}"
             [],
         ),
         ("attention: {select: hard}\ndecoder: {kind: mean}", "attention.select", []),
-        ("data: {cache_min_area: 0.5}", "data.cache_min_area", []),
         (f"{LEARNED}\ndecoding: {{max_words: 31}}", "decoder.max_positions", ["use 31"]),
         (f"{LEARNED}\ndata: {{max_words: 30}}", "decoder.max_positions", ["use 31"]),
         (f"{LEARNED}\ndata: {{max_words: null}}", "decoder.max_positions", ["data.max_words"]),
@@ -336,11 +335,9 @@ def test_settings_that_exclude_each_other_are_refused(
     ("text", "key"),
     [
         ("data: {cache: c}", "data.cache"),
-        ("data: {cache_views: 2}", "data.cache_views"),
+        ("data: {cache_views: 2}", "data.cache_views and data.cache_min_area"),
+        ("data: {cache_min_area: 0.5}", "data.cache_views and data.cache_min_area"),
         ("optim: {warmup_steps: 10000}\ntrain: {epochs: 1}", "optim.warmup_steps"),
-        ("hard: {samples: 5, entropy: 0.1}", "hard.samples, entropy"),
-        ("decoder: {layers: 5}", "decoder.layers"),
-        ("self_critical: {temperature: 0.5}", "self_critical.temperature"),
         ("loss: {attention_effect: 0.5}", "loss.attention_effect"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from captioner.config.fields import validate_section
@@ -51,11 +50,6 @@ def _check_training(config: Config) -> None:
             )
     if is_hard and config.decoder.kind == "mean":
         raise ConfigError("attention.select: the decoder mean has no attention; use soft")
-    if config.data.cache_min_area < 1 and not config.data.cache:
-        raise ConfigError(
-            "data.cache_min_area: there is no cache to crop from; name a folder with data.cache, "
-            "or use 1 (data.min_area is for photos)"
-        )
     for key in ("teachers", "attention_effect"):
         if rewards and getattr(config.loss, key):
             raise ConfigError(
@@ -80,12 +74,11 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             "and data.colour do nothing; ask for more data.cache_views, or data.cache_min_area "
             "below 1"
         )
-    if data.cache_views > 1 and not data.cache:
-        sentences.append("data.cache_views: no cache holds them; name a folder in data.cache")
-    for section, keys, reason in _without_effect(config):
-        given, usual = vars(getattr(config, section)), vars(getattr(Config(), section))
-        if changed := [key for key in keys if given[key] != usual[key]]:
-            sentences.append(f"{section}.{', '.join(changed)}: without effect, as {reason}")
+    if not data.cache and (data.cache_views > 1 or data.cache_min_area < 1):
+        sentences.append(
+            "data.cache_views and data.cache_min_area: do nothing without a cache; name a folder "
+            "in data.cache"
+        )
     if config.train.start_from is None:
         sentences += [
             f"{key}: is for a model that is trained already; name it with train.start_from"
@@ -103,20 +96,6 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             f"below optim.lr; use {steps} or fewer, or more train.epochs"
         )
     return sentences
-
-
-def _without_effect(config: Config) -> Iterator[tuple[str, Iterable[str], str]]:
-    """Yield sections, keys of them that change nothing, and why."""
-    if config.attention.select != "hard":
-        yield "hard", vars(config.hard), f"attention.select is {config.attention.select}"
-    if config.decoder.kind != "transformer":
-        keys = "layers heads feedforward_dim positions max_positions pre_norm".split()
-        yield "decoder", keys, f"decoder.kind is {config.decoder.kind}"
-    if config.self_critical.samples:
-        keys = "doubly_stochastic label_smoothing distillation attention_distillation".split()
-        yield "loss", keys, "self-critical training scores captions of its own"
-    else:
-        yield "self_critical", ("baseline", "temperature"), "self_critical.samples is 0"
 
 
 # --- several data sets ----------------------------------------------------------------------------
