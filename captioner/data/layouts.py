@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -160,14 +160,13 @@ class CaptionedData:
 
     @cached_property
     def _annotations(self) -> Annotations:
-        annotations = self._recognised.read()
-        if not annotations.images:
-            raise DataError(f"{self.data.root} is empty: its files name no image")
-        return annotations
+        return self._recognised.read()
 
-    @property
+    @cached_property
     def _named(self) -> list[NamedImage]:
-        return self._annotations.images
+        if not self._annotations.images:
+            raise DataError(f"{self.data.root} is empty: its files name no image")
+        return [replace(i, split=split_name(i.split)) for i in self._annotations.images]
 
     @cached_property
     def _found(self) -> dict[str, Path | None]:
@@ -219,16 +218,12 @@ class CaptionedData:
     @cached_property
     def split_names(self) -> list[str]:
         """The splits, each once: train and training are one. Empty in a data set without splits."""
-        found: dict[str, str] = {}
-        for image in self._named:
-            found.setdefault(split_name(image.split), image.split)
-        return [name for name in found.values() if name]
+        return list(dict.fromkeys(image.split for image in self._named if image.split))
 
     @property
     def _lacks_val(self) -> bool:
         """Whether there is a split to train on and none to validate on."""
-        available = set(map(split_name, self.split_names))
-        return "train" in available and "val" not in available
+        return "train" in self.split_names and "val" not in self.split_names
 
     def description(self) -> str:
         """Return in one line what was recognised and read."""
@@ -287,10 +282,10 @@ class CaptionedData:
     def _chosen(self, name: str) -> list[NamedImage]:
         """Return the images of a split, or of several joined with "+"."""
         wanted = {split_name(part) for part in name.split("+")}
-        available = set(map(split_name, self.split_names))
+        available = self.split_names
         divided = wanted == {"val"} or (self.divides_train and wanted == {"train"})
         if not available or (self._lacks_val and divided):
-            images = [i for i in self._named if not available or split_name(i.split) == "train"]
+            images = [i for i in self._named if not available or i.split == "train"]
             names = [str(image.name) for image in images]
             held_out = held_out_for_validation(names, self.val_share) if self.val_share else set()
             if wanted not in ({"train"}, {"val"}) or not 0 < len(held_out) < len(names):
@@ -303,11 +298,11 @@ class CaptionedData:
             if part not in available and len(years) != 1:
                 raise DataError(
                     f"{self.data.root} has no split {part!r}; the splits there are: "
-                    f"{', '.join(sorted(self.split_names))}; choose with --split (data.train_split "
+                    f"{', '.join(sorted(available))}; choose with --split (data.train_split "
                     "and data.val_split in a recipe)"
                 )
             chosen |= {part} if part in available else years
-        return [image for image in self._named if split_name(image.split) in chosen]
+        return [image for image in self._named if image.split in chosen]
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:

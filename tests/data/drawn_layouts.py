@@ -306,7 +306,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (coco_single_file, "coco", "COCO captions: annotations.json", ()),
         (karpathy, "karpathy", "Karpathy's JSON: dataset_fl", ("train", "val", "test")),
         (karpathy_coco, "karpathy", "Karpathy's JSON: dataset_coco", ("train", "val", "test")),
-        (imagefolder, "imagefolder", "Hugging Face's", ("test", "train", "validation")),
+        (imagefolder, "imagefolder", "Hugging Face's", ("test", "train", "val")),
         (imagefolder_train_alone, "imagefolder", "data/train/metadata.csv", ("train",)),
         (imagefolder_csv, "imagefolder", "Hugging Face's imagefolder: metadata.csv", ()),
         (blip, "table", "coco_karpathy_train.json", ("test", "train", "val")),

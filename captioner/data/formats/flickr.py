@@ -9,7 +9,6 @@ from pathlib import Path
 from captioner.data.formats.table import columns_of, read_tables
 from captioner.data.layouts import Annotations, DataFiles, Recognised
 from captioner.data.records import numbered_lines, quoted
-from captioner.data.splits import split_name
 from captioner.errors import DataError
 
 
@@ -49,7 +48,7 @@ def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
         by_name = {str(image.name): image for image in images}
         images = []
     for path in sorted(lists, key=lambda path: "train" not in path.name):
-        split = split_name(path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt"))
+        split = path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt")
         for number, name in numbered_lines(path):
             if name not in by_name:
                 raise DataError(
