@@ -212,16 +212,12 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} cannot be read ({error.strerror}); it must be there") from error
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
-        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
-        place = text.find("\0", 0, 1000)  # of UTF-16 without its mark
-        if place < 0:
-            return text
+        return data.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as error:
-        place = error.start
-    line = data.count(b"\n", 0, place) + 1
-    raise DataError(
-        f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, which Excel calls CSV UTF-8"
-    )
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (Excel's CSV UTF-8)"
+        ) from None
 
 
 def quoted(text: str) -> str:
