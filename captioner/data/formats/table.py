@@ -129,16 +129,12 @@ def _possible_tables(data: DataFiles) -> list[Path]:
     # img2dataset's 00000.parquet describes the photos in 00000; train.csv may be the captions of
     # those in train.
     described |= {folder for folder in folders if folder.name.isdecimal()}
-    texts: dict[tuple[Path, str], list[bool]] = {}  # which of a folder's are named as an image
-    for path in data.others:
-        texts.setdefault((path.parent, path.suffix), []).append(path.stem in stems)
-    of_images = {kind for kind, named in texts.items() if sum(named) > max(1, len(named) / 2)}
     return [
         path
         for path in data.others
         if path.suffix.lower() in _SUFFIXES
         and path.with_suffix("") not in described
-        and not (path.suffix in (".txt", ".json") and (path.parent, path.suffix) in of_images)
+        and not (path.suffix in (".txt", ".json") and path.stem in stems)
         and (path.with_suffix("") not in folders or columns_of(path))
         and not path.name.endswith("_stats.json")
         and not _COCO_FILE.fullmatch(path.name)
