@@ -53,10 +53,8 @@ def choose_device(name: str = "auto") -> torch.device:
     import torch
 
     if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
         try:
-            return _working_device("cuda")
+            return _working_device("cuda" if torch.cuda.is_available() else "cpu")
         except RuntimeError as error:  # this PyTorch has no kernels for it, or it is full
             reason = error_summary(error, part="line")
             logger.warning(f"the GPU cannot be used ({reason}); going on with the CPU")
