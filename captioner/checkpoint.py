@@ -61,14 +61,8 @@ def model_folder(model: str | Path) -> Path:
             f"there is no model '{model}'; the bundled ones are "
             f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
         )
-    if not (folder / MANIFEST).exists():
-        if (folder / "best" / MANIFEST).exists():
-            return folder / "best"
-        if (folder / "last" / MANIFEST).exists():
-            raise CheckpointError(
-                f"{folder}: this run has not validated a model yet; name {folder / 'last'}"
-            )
-    return folder
+    best = folder / "best"
+    return best if not (folder / MANIFEST).exists() and (best / MANIFEST).exists() else folder
 
 
 def save_model(
@@ -229,8 +223,6 @@ def clean_run_folder(run: Path) -> None:
 
 def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
     """Compare every file with the manifest's sums, and return them; a checkpoint `needs_state`."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such model folder")
     sums = file_sums(folder)
     for name in (WEIGHTS, CONFIG, VOCABULARY, *([STATE] if needs_state else ())):
         if name not in sums:
@@ -260,10 +252,10 @@ def file_sums(folder: Path) -> dict[str, str]:
         _check_file(path)
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, sums = int(manifest.get("format", FORMAT)), dict(manifest["sha256"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
-            f"{folder}: not a model folder, {MANIFEST} is missing; "
-            f"name a folder such as RUN/best that holds {WEIGHTS}"
+            f"{folder}: not a model folder, {MANIFEST} is missing; name a folder that holds it, "
+            "such as RUN/best, or RUN/last of a run that has not validated yet"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise CheckpointError(f"{path}: damaged; fetch the model again") from None

@@ -184,7 +184,7 @@ def test_a_missing_manifest_or_folder_is_said_so(saved: Path) -> None:
     for folder in (saved, saved / "no such folder", saved / "config.yaml"):
         message = sentence(lambda: load_model(folder))  # noqa: B023
         assert str(folder) in message
-        assert "manifest.json" in message or "no such model folder" in message
+        assert "manifest.json" in message
 
 
 def test_the_model_card_may_be_edited(saved: Path) -> None:
@@ -278,8 +278,7 @@ def test_the_checkpoint_before_is_kept(run: Path) -> None:
     for name, step in (("last", 2), ("previous", 1)):
         verify(run / name, needs_state=True)
         assert load_training_state(run / name)["step"] == step
-    with pytest.raises(CheckpointError, match="not validated a model yet; name .*last"):
-        checkpoint.model_folder(run)
+    assert "RUN/last" in sentence(lambda: load_model(checkpoint.model_folder(run)))
 
 
 def test_code_in_a_training_state_is_not_run(run: Path) -> None:
