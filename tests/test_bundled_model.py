@@ -43,10 +43,6 @@ def photo() -> Path:
     return Path(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
 
-def test_soft_is_the_default() -> None:
-    assert not Captioner.from_pretrained(device="cpu").has_hard_attention
-
-
 def test_it_is_whole_and_listed(folder: Path, name: str) -> None:
     verify(folder)
     assert name in bundled_models()

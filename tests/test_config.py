@@ -76,14 +76,6 @@ def model_part(config: Config) -> ModelConfig:
     return ModelConfig(**{field.name: getattr(config, field.name) for field in fields(ModelConfig)})
 
 
-def test_a_chain_of_recipes_inherits_from_the_first_to_the_last() -> None:
-    config = read_recipe("bundled_hard")
-    assert config.attention.temperature == 0.15  # its own
-    assert config.loss.distillation == 1.0  # its own, over that of bundled_soft
-    assert config.optim.warmup_steps == 20  # bundled_soft
-    assert config.decoder.embed_dim == 384  # bundled_teacher
-
-
 def test_settings_of_earlier_versions_are_read_and_reported_where_they_did_something(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -225,28 +217,6 @@ def test_sources_are_read_named_and_survive_being_written() -> None:
     assert isinstance(again.data.sources, tuple)
     assert type(sources[0].weight) is float
     validate(replace(config, train=replace(config.train, val_source="people")))
-
-
-# --- values ---------------------------------------------------------------------------------------
-
-
-def test_all_settings_survive_being_written_and_read() -> None:
-    default = Config()
-    changed = replace(
-        default,
-        data=replace(default.data, root="données/été: 1", cache="a b", workers=0, flip=0.25),
-        preprocess=replace(
-            default.preprocess, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), interpolation="lanczos"
-        ),
-        encoder=replace(default.encoder, weights="none", tap="blocks.3", project_dim=7),
-        optim=replace(default.optim, lr=1e-5, ema_decay=0.99),
-        train=replace(default.train, val_photos=10),
-    )
-    found = from_yaml(Config, to_yaml(changed))
-    assert found == changed
-    assert isinstance(found.preprocess.mean, tuple)
-    for section in ("data", "preprocess", "encoder", "optim", "train"):
-        assert getattr(found, section) != getattr(default, section)
 
 
 # --- refusals -------------------------------------------------------------------------------------

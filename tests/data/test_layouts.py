@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import tiny
 from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, sentence, write
 
 from captioner.cli import train
 from captioner.cli.check_data import check_data
-from captioner.cli.evaluate import evaluate
 from captioner.config.settings import Config, DataConfig, SourceConfig
 from captioner.data.layouts import CaptionedData, DataFiles, read_split
 from captioner.data.sources import read_sources
@@ -78,18 +76,6 @@ def test_every_command_reads_the_same_photos_of_a_layout(
     shown = capsys.readouterr()
     assert shown.out.startswith(f"{root}: ")
     assert shown.err == ""
-
-
-@pytest.mark.slow
-def test_an_epoch_is_trained_and_evaluated_on_each_layout(layout, tmp_path: Path) -> None:
-    from captioner.training import train as run
-
-    settings = {"data__format": "auto", "train__epochs": 1, "train__metric": "ROUGE_L"}
-    best = run(tiny.recipe(layout[0], tmp_path / "run", **settings))
-    results = tmp_path / "results.json"
-    options = ["--checkpoint", str(best), "--root", str(layout[0]), "--split", "val"]
-    assert evaluate([*options, "--output", str(results)]) == 0
-    assert json.loads(results.read_text())["num_images"] >= 2
 
 
 # ------------------------------------------------------------------------- splits where there are none
