@@ -12,7 +12,7 @@ import numpy as np
 
 from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
 from captioner.config import HardAttentionMode, ModelConfig
-from captioner.data.inputs import ImageInput, as_list, drawable, network_input
+from captioner.data.inputs import ImageInput, as_list, network_input
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines import Engine, EngineName, Precision, open_engine
@@ -234,10 +234,10 @@ class Captioner:
         features: Any = to_numpy(grid.features) if calibrator is not None else ()
         results = []
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
-            cells, source = grid.select(slice(index, index + 1)), drawable(inputs[index])
+            cells, image = grid.select(slice(index, index + 1)), inputs[index]
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
-                more: dict[str, Any] = {"image": source}
+                more: dict[str, Any] = {}
                 if calibrator is not None:
                     confidence = calibrator.confidence(hypotheses, features[index], place)
                     # Fitted on photos, it knows nothing of plain surfaces and noise.
@@ -246,7 +246,7 @@ class Captioner:
                     more["confidence_threshold"] = calibrator.threshold
                 if options.paths:
                     more["paths"] = self._paths(cells, hypothesis.tokens, options.paths)
-                captions.append(self._caption(hypothesis, geometry, grid, **more))
+                captions.append(self._caption(hypothesis, geometry, grid, image, **more))
             results.append(captions)
         return results
 
@@ -303,7 +303,7 @@ class Captioner:
             ((hypothesis,),) = force_decode(
                 self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
             )
-        caption = self._caption(hypothesis, geometries[0], grid, words, image=drawable(image))
+        caption = self._caption(hypothesis, geometries[0], grid, image, words)
         return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
 
     def evaluate(
@@ -358,7 +358,7 @@ class Captioner:
         grid = self.engine.encode([pixels for pixels, _ in read])
         return grid, [geometry for _, geometry in read]
 
-    def _read(self, images: list[ImageInput]) -> list[tuple[np.ndarray, Geometry]]:
+    def _read(self, images: list[Any]) -> list[tuple[np.ndarray, Geometry]]:
         """Return the network's input and the geometry of each image, read in parallel."""
         read = partial(network_input, transform=self.transform)
         ready = all(isinstance(image, tuple) for image in images)  # prepared already
@@ -383,12 +383,14 @@ class Captioner:
         hypothesis: Hypothesis,
         geometry: Geometry,
         grid: Grid,
+        image: Any,
         words: list[str] | None = None,
         **more: Any,
     ) -> Caption:
         """Return a hypothesis as a Caption; `words` are given where the vocabulary lacks some."""
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         more["text"] = self.vocabulary.tokenizer.join(words)
+        more["image"] = None if isinstance(image, tuple) else image  # prepared: not to draw on
         return Caption.from_hypothesis(
             hypothesis, words, geometry, (grid.height, grid.width), **more
         )

@@ -30,9 +30,13 @@ BATCH_PIXELS = 15_000_000  # several batches are in memory at once, four bytes a
 Key = TypeVar("Key")
 
 
-def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
-    """Return the network's input, float32 [3, height, width], and the geometry of an image."""
-    if isinstance(image, tuple) and _is_prepared(image):
+def network_input(image: Any, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
+    """Return the network's input, float32 [3, height, width], and the geometry of an image.
+
+    Args:
+        image: One of those that `as_list` returns.
+    """
+    if isinstance(image, tuple):
         given, geometry = image
         array = np.asarray(_on_cpu(given), dtype=np.float32)
         expected = (3, transform.height_px, transform.width_px)
@@ -43,61 +47,48 @@ def network_input(image: ImageInput, transform: ImageTransform) -> tuple[np.ndar
             )
         return array, geometry
     try:
-        return transform.array(_opened(image))
+        opened = upright_rgb(image) if isinstance(image, Image.Image) else open_image(image)
     except ImageError as error:
-        if not isinstance(image, (str, os.PathLike)):
-            raise
-        raise ImageError(f"{os.fspath(image)}: {error}") from None
+        raise ImageError(f"{image}: {error}" if isinstance(image, str) else str(error)) from None
+    return transform.array(opened)
 
 
-def _opened(source: Any) -> Image.Image:
-    """Return an image of any kind but a prepared one as upright RGB."""
-    if isinstance(source, Image.Image):
-        return upright_rgb(source)
-    if hasattr(source, "__array__"):
-        pixels = np.asarray(_on_cpu(source))
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
-            raise ImageError(
-                f"is an array of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
-                "[height, width, 3], red, green and blue from 0 to 255"
-            )
-        return Image.fromarray(np.ascontiguousarray(pixels))
-    if not isinstance(source, (str, os.PathLike, bytes, TarMember)):
-        raise ImageError(
-            f"is a {type(source).__name__}; give a path, the bytes of a file, an open file, a PIL "
-            "image, or uint8 pixels [height, width, 3]"
-        )
-    return open_image(os.fsdecode(source) if isinstance(source, os.PathLike) else source)
+def as_list(images: Any) -> list[Any]:
+    """Return the images of an iterable as what can be read twice: for the model and to draw on.
 
-
-def as_list(images: Any) -> list[ImageInput]:
-    """Return the images of an iterable as a list, an open file as its bytes.
-
-    A single image, a likely mistake, is refused.
+    These are paths as text, bytes of files, PIL images, and results of `Captioner.transform`. A
+    single image, a likely mistake, is refused.
     """
     pixels = _is_prepared(images) or getattr(images, "ndim", 0) == 3
     if pixels or isinstance(images, (str, os.PathLike, bytes, Image.Image)):
         raise ConfigError("images: is one image; put it in a list, or use caption")
-    return [_content(image) if hasattr(image, "read") else image for image in images]
+    return list(map(_plain, images))
 
 
-def _content(file: Any) -> bytes:
-    """Return all bytes of an open file, wherever it stands."""
-    if file.seekable():
-        file.seek(0)
-    content: bytes = file.read()
-    return content
-
-
-def drawable(image: Any) -> str | bytes | Image.Image | None:
-    """Return the image that a caption keeps to draw on; None if it cannot be read again."""
-    if isinstance(image, TarMember):
-        return image.read_bytes()
+def _plain(image: Any) -> Any:
+    """Return an image of any kind as `as_list` does."""
+    if isinstance(image, (str, bytes, Image.Image)) or _is_prepared(image):
+        return image
     if isinstance(image, os.PathLike):
         return os.fsdecode(image)
-    if isinstance(image, (str, bytes, Image.Image)):
-        return image
-    return _opened(image) if hasattr(image, "__array__") else None
+    if isinstance(image, TarMember):
+        return image.read_bytes()
+    if hasattr(image, "read"):  # wherever it stands
+        if image.seekable():
+            image.seek(0)
+        return image.read()
+    if not hasattr(image, "__array__"):
+        raise ImageError(
+            f"is a {type(image).__name__}; give a path, the bytes of a file, an open file, a PIL "
+            "image, or uint8 pixels [height, width, 3]"
+        )
+    pixels = np.asarray(_on_cpu(image))
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
+        raise ImageError(
+            f"is an array of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
+            "[height, width, 3], red, green and blue from 0 to 255"
+        )
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def _is_prepared(image: Any) -> bool:
