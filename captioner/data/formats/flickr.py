@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from captioner.data.formats.table import columns_of, read_tables
-from captioner.data.layouts import Annotations, DataFiles, Recognised
-from captioner.data.records import numbered_lines, quoted
-from captioner.errors import DataError
+from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
+from captioner.data.records import numbered_lines
 
 
 def flickr8k(data: DataFiles) -> Recognised | None:
@@ -49,11 +48,6 @@ def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
         images = []
     for path in sorted(lists, key=lambda path: "train" not in path.name):
         split = path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt")
-        for number, name in numbered_lines(path):
-            if name not in by_name:
-                raise DataError(
-                    f"{path}, line {number}: {quoted(name)} has no caption in {captions}; each "
-                    "line must be the name of an image that has"
-                )
-            images.append(replace(by_name[name], split=split))
+        for _, name in numbered_lines(path):
+            images.append(replace(by_name.get(name, NamedImage(name, (), name)), split=split))
     return Annotations(images, [*folders, data.folder])
