@@ -158,11 +158,7 @@ def _converted(hint: Any, value: Any, key: str) -> Any:
 
 
 def in_words(hint: Any) -> str:
-    """Return what a setting of this type accepts, in words for a message.
-
-    >>> in_words(Literal["soft", "hard"] | None)
-    'soft or hard or null'
-    """
+    """Return what a setting of this type accepts, in words for a message: soft, hard or null."""
     arguments = get_args(hint)
     if hint in IN_WORDS:
         return IN_WORDS[hint]

@@ -8,12 +8,7 @@ import re
 from dataclasses import replace
 
 from captioner.config.fields import validate_section
-from captioner.config.settings import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    SourceConfig,
-)
+from captioner.config.settings import Config, DataConfig, ModelConfig, SourceConfig
 from captioner.errors import ConfigError
 
 

@@ -45,10 +45,6 @@ def processes(device: str) -> Iterator[None]:
 
     Args:
         device: `train.device`; unless it is `cpu`, each process takes a GPU of its own.
-
-    Raises:
-        ConfigError: There are more processes on this machine than GPUs.
-        CaptionerError: Another process ended, or did not join.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
