@@ -62,12 +62,12 @@ class Markers:
             while len(texts) > 1 and len(markers[end]) < _MOST_MARKERS:
                 found = (pattern.search(text) for text in texts[:_SAMPLED])
                 counts = Counter(match[0].lower() for match in found if match)
-                marker = max(counts, key=counts.__getitem__, default="")
-                shorter = [_without(text, **{end: marker}) for text in texts]
+                likeliest = [marker for marker, _ in counts.most_common(1)]
+                shorter = list(map(cls(**{end: tuple(likeliest)}).stripped, texts))
                 if sum(map(operator.ne, texts, shorter)) < MARKED * len(texts):
                     break
                 texts = shorter
-                markers[end].append(marker)
+                markers[end] += likeliest
         return cls(tuple(markers["first"]), tuple(markers["last"]))
 
     def __str__(self) -> str:
@@ -79,19 +79,12 @@ class Markers:
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""
         for marker in self.first:
-            text = _without(text, first=marker)
+            if text.lower().startswith(marker):
+                text = text[len(marker) :].strip()
         for marker in self.last:
-            text = _without(text, last=marker)
+            if text.lower().endswith(marker):
+                text = text[: -len(marker)].strip()
         return text
-
-
-def _without(text: str, first: str = "", last: str = "") -> str:
-    """Return a text without a marker, in lower case, that it may begin or end with."""
-    if first and text.lower().startswith(first):
-        return text[len(first) :].strip()
-    if last and text.lower().endswith(last):
-        return text[: -len(last)].strip()
-    return text
 
 
 def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) -> list[str]:
