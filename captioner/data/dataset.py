@@ -169,15 +169,13 @@ class CaptionBatches:
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
         """Return all batches of an epoch; every entry of the epoch is in exactly one."""
-        views = np.zeros(int(self.captions.image_of.max(initial=-1)) + 1, dtype=np.int64)
+        views = np.zeros(self.captions.image_of.max() + 1, dtype=np.int64)
         for source, (images, weight) in enumerate(self._sources):
             if len(images):
                 views[images] = self._views(source, len(images), weight, epoch)
         views_of_captions = views[self.captions.image_of]
-        repeats = range(int(views.max(initial=0)))
+        repeats = range(views.max())
         found = [np.flatnonzero(views_of_captions > r) + r * len(self.captions) for r in repeats]
-        if not found:
-            return []
         divide = self._by_image if self.by == "photo" else self._by_length
         return divide(np.concatenate(found), np.random.default_rng((self.seed, epoch)))
 
