@@ -122,10 +122,7 @@ class Captioner:
         )
         calibrator = None
         if CALIBRATOR in file_sums(folder):
-            try:
-                calibrator = Calibrator.from_json((folder / CALIBRATOR).read_bytes())
-            except CheckpointError as error:
-                raise CheckpointError(f"{folder}: {error}") from None
+            calibrator = Calibrator.from_json((folder / CALIBRATOR).read_bytes())
         return cls(folder, config, vocabulary, calibrator, chosen)
 
     def save_pretrained(self, folder: str | Path) -> None:
