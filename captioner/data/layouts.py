@@ -26,7 +26,6 @@ from captioner.data.splits import (
 from captioner.errors import DataError, listed
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
-from captioner.storage import is_url
 
 AUTO = "auto"
 # Folders next to which the rest of a data set lies.
@@ -256,18 +255,12 @@ class CaptionedData:
         if split.images or split.uncaptioned:
             return split
         names, there = [str(named.name) for named in chosen], self.data.images
-        if all(map(is_url, names)):
-            raise DataError(
-                f"{self.data.root} names addresses such as {names[0]}, and none of the "
-                f"{len(names)} photos is below {self.data.folder}; download them first, for "
-                "instance with img2dataset"
-            )
         other = f", such as {self.data.relative(there[0])}" if there else ""
         raise DataError(
             f"none of the {len(names)} images that {self.data.root} names is on disk, the first is "
             f"expected at {self._annotations.folders[0] / names[0]}; there are "
-            f"{len(there) or 'no'} photos below {self.data.folder}{other}. Put the photos there, "
-            "or correct the path or the names"
+            f"{len(there) or 'no'} photos below {self.data.folder}{other}. Put the photos there "
+            "(download those behind addresses), or correct the path or the names"
         )
 
     def _captioned(self, named: NamedImage) -> tuple[CaptionedImage, list[str]]:
