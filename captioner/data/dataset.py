@@ -146,9 +146,7 @@ class CaptionBatches:
     and in the next epoch the other half, with 2 each image in two random views.
 
     Args:
-        by: `length` makes batches of captions of one length, as section 4.3 of the paper, in random
-            order. `photo` draws images at random and takes all their captions together, so that
-            the encoder runs once for each.
+        by: As `DataConfig.batch_by`.
         source_of: int [images], source of each image; None is one source.
     """
 
@@ -184,8 +182,6 @@ class CaptionBatches:
 
         The captions of a view stay together; the views of two processes differ by one at most.
         """
-        if processes == 1:
-            return entries
         repeats, captions = np.divmod(entries, len(self.captions))
         views = self.captions.image_of[captions] + repeats * (self.captions.image_of.max() + 1)
         _, first, view_of = np.unique(views, return_index=True, return_inverse=True)
