@@ -24,9 +24,6 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     Args:
         durable: Wait until the content is on the disk before it gets the name, so that a power cut
             leaves the old file or the new one.
-
-    Raises:
-        OSError: It cannot be written or renamed.
     """
     # A rename is atomic only within a file system; the name of `path` may be as long as it allows.
     temporary = path.parent / f".{secrets.token_hex(8)}.tmp"

@@ -30,11 +30,7 @@ def visible(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text on one line, with control characters and line breaks as visible escapes.
-
-    >>> printable("dog\\x1b[2J.jpg")
-    'dog\\\\u001b[2J.jpg'
-    """
+    """Return text on one line, with control characters and line breaks as visible escapes."""
     return visible(str(text)).replace("\n", r"\u000a").replace("\t", r"\u0009")
 
 
