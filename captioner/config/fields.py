@@ -1,28 +1,15 @@
-"""Types of settings, with their wording for users, and the check of a value against its type."""
+"""The check of a setting's value against its type, and the wording of types for users."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import sys
 from dataclasses import dataclass, is_dataclass
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from captioner.errors import ConfigError
 from captioner.log import logger
-from captioner.registry import DATA_FORMATS, DECODERS, SCORES, SELECTS, TOKENIZERS, WINDOWS
 
 SettingsT = TypeVar("SettingsT")
 
@@ -54,32 +41,6 @@ class Range:
     least: float
     most: float
     in_words: str
-
-
-_LARGEST = sys.float_info.max  # what is larger is infinite
-PositiveInt: TypeAlias = Annotated[int, Range(1, _LARGEST, "from 1 up")]
-NonNegativeInt: TypeAlias = Annotated[int, Range(0, _LARGEST, "from 0 up")]
-# Memory grows with these, also where a stranger's model folder sets them.
-InputPixels: TypeAlias = Annotated[int, Range(1, 4096, "from 1 to 4096")]
-BeamSize: TypeAlias = Annotated[int, Range(1, 1000, "from 1 to 1000")]
-CaptionLength: TypeAlias = Annotated[int, Range(1, 10_000, "from 1 to 10000")]
-Seed: TypeAlias = Annotated[int, Range(0, 2**63 - 1, "from 0 to 2^63 - 1")]
-PositiveFloat: TypeAlias = Annotated[float, Range(math.ulp(0.0), _LARGEST, "above 0")]
-NonNegativeFloat: TypeAlias = Annotated[float, Range(0, _LARGEST, "from 0 up")]
-UnitInterval: TypeAlias = Annotated[float, Range(0, 1, "from 0 to 1")]
-BelowOne: TypeAlias = Annotated[float, Range(0, math.nextafter(1, 0), "from 0 up to below 1")]
-AreaShare: TypeAlias = Annotated[float, Range(0.01, 1, "from 0.01 to 1")]
-# The cell nearest to a window's centre is up to half a cell away and must be inside.
-Radius: TypeAlias = Annotated[float, Range(0.5, _LARGEST, "of cells from 0.5 up")]
-# Beyond 10, lengths to this power leave the range of floats; the field uses 0 to 2.
-LengthPenalty: TypeAlias = Annotated[float, Range(-10, 10, "from -10 to 10")]
-# mypy takes only literals that are written out.
-DataFormat: TypeAlias = Literal[("auto", *DATA_FORMATS)]  # type: ignore[valid-type]
-TokenizerName: TypeAlias = Literal[tuple(TOKENIZERS)]  # type: ignore[valid-type]
-ScoreName: TypeAlias = Literal[tuple(SCORES)]  # type: ignore[valid-type]
-WindowName: TypeAlias = Literal[tuple(WINDOWS)]  # type: ignore[valid-type]
-SelectName: TypeAlias = Literal[tuple(SELECTS)]  # type: ignore[valid-type]
-DecoderName: TypeAlias = Literal[tuple(DECODERS)]  # type: ignore[valid-type]
 
 
 def validate_section(settings: Any, prefix: str = "") -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from captioner.config import DecodingConfig, HardAttentionMode, validate_section
-from captioner.config.fields import (
+from captioner.config.settings import (
     BeamSize,
     CaptionLength,
     LengthPenalty,

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from captioner.config import validate_section
-from captioner.config.fields import NonNegativeFloat, UnitInterval
+from captioner.config.settings import NonNegativeFloat, UnitInterval
 
 StyleName = Literal["focus", "light", "colour", "contour", "mask"]
 STYLES: tuple[StyleName, ...] = get_args(StyleName)
