@@ -72,16 +72,15 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
             val_share=data.val_share if validated else 0.0,  # else everything is learned from
             divides_train=split_name(source.val_split or "") == "val",
         )
-        names = dict.fromkeys(filter(None, (source.train_split, source.val_split)))
-        splits = {name: found.split(name) for name in names}
-        logger.info(found.description())
         problems: list[str] = []
         images: dict[str | None, list[CaptionedImage]] = {}
-        for name, split in splits.items():
+        for name in dict.fromkeys(filter(None, (source.train_split, source.val_split))):
+            split = found.split(name)
             cut = data.max_words if name == source.train_split else None
             found_in_captions = caption_findings(split, tokenizer, cut)
             problems += [*split.left_out(name), *(f"{name}: {each}" for each in found_in_captions)]
             images[name] = [replace(image, source=position) for image in split.images]
+        logger.info(found.description())
         for sentence in dict.fromkeys(problems):  # those of a file come with each of its splits
             logger.warning(sentence)
         if empty := [name for name, members in images.items() if not members]:
