@@ -51,12 +51,10 @@ def bundled_models() -> list[str]:
 
 def model_folder(model: str | Path) -> Path:
     """Return the folder of a bundled model by name, of a model or of a run's best model by path."""
-    if isinstance(model, str) and model in bundled_models():
+    if str(model) in bundled_models() and (isinstance(model, str) or not model.exists()):
         return MODELS / model
     folder = Path(model)
     if not os.path.exists(folder):  # Path.exists raises for a name that no file can have
-        if str(folder) in bundled_models():  # of --checkpoint, which takes folders
-            return MODELS / folder
         raise CheckpointError(
             f"there is no model '{model}'; the bundled ones are "
             f"{', '.join(bundled_models()) or 'none'}, or name a model folder"
