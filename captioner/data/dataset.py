@@ -158,17 +158,13 @@ class CaptionBatches:
     source_of: np.ndarray | None = None
     weights: Sequence[float] = (1.0,)
 
-    def __post_init__(self) -> None:
-        images = np.unique(self.captions.image_of)
-        sources = np.zeros_like(images) if self.source_of is None else self.source_of[images]
-        self._sources = [  # the images of each source, with its weight
-            (images[sources == source], weight) for source, weight in enumerate(self.weights)
-        ]
-
     def epoch(self, epoch: int) -> list[np.ndarray]:
         """Return all batches of an epoch; every entry of the epoch is in exactly one."""
-        views = np.zeros(self.captions.image_of.max() + 1, dtype=np.int64)
-        for source, (images, weight) in enumerate(self._sources):
+        captioned = np.unique(self.captions.image_of)
+        sources = np.zeros_like(captioned) if self.source_of is None else self.source_of[captioned]
+        views = np.zeros(captioned[-1] + 1, dtype=np.int64)
+        for source, weight in enumerate(self.weights):
+            images = captioned[sources == source]
             if len(images):
                 views[images] = self._views(source, len(images), weight, epoch)
         views_of_captions = views[self.captions.image_of]
