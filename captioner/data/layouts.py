@@ -327,7 +327,7 @@ def _recognised(data: DataFiles) -> tuple[str, Recognised]:
 
 def _not_recognised(data: DataFiles) -> str:
     """Say that no layout fits, what lies there, and where the layouts are listed."""
-    from captioner.data.formats.table import headings
+    from captioner.data.formats.table import columns_of, possible_tables
 
     layout = "any layout that is recognised" if data.format == AUTO else f"format {data.format}"
     parts = [f"{data.root} holds no data set of {layout}"]
@@ -335,10 +335,12 @@ def _not_recognised(data: DataFiles) -> str:
         others = [data.relative(path) for path in data.others]
         files = f"these other files: {listed(others, 5)}" if others else "no other files"
         parts.append(f"it has {len(data.images)} photos and {files}")
-    parts += [
-        f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
-        "--image-column and --caption-column, or write the heading image,caption above)"
-        for path, columns in headings(data)
-    ]
+    for path in possible_tables(data):
+        columns = columns_of(path)
+        if columns and columns[1:] and path.suffix.lower() != ".txt":
+            parts.append(
+                f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
+                "--image-column and --caption-column, or write the heading image,caption above)"
+            )
     end = "Unpack archives and save spreadsheets as CSV; the layouts are listed in docs/data.md"
     return f"{'; '.join(parts)}. {end}"

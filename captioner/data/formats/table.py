@@ -39,7 +39,7 @@ def table(data: DataFiles) -> Recognised | None:
     Several files are the splits of one data set if they are called so, as train.csv and val.csv.
     Ids are those of a column image_id, or else positions of the images.
     """
-    found = [path for path in _possible_tables(data) if _is_table(path, data)]
+    found = [path for path in possible_tables(data) if _is_table(path, data)]
     least = min((len(path.parts) for path in found), default=0)  # the least deep folder with any
     paths = [path for path in found if len(path.parts) == least]
     names = listed(list(map(data.relative, paths)))
@@ -111,15 +111,7 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
     return Annotations(images, [*folders, Path()])  # some programs write paths from where they run
 
 
-def headings(data: DataFiles) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the files that would be tables if it were known which columns to read."""
-    for path in _possible_tables(data):
-        columns = columns_of(path)
-        if columns and columns[1:] and path.suffix.lower() != ".txt":
-            yield path, columns
-
-
-def _possible_tables(data: DataFiles) -> list[Path]:
+def possible_tables(data: DataFiles) -> list[Path]:
     """Return the files that may be tables: not the text of an image or of a tar file."""
     if data.named_file is not None:
         return [data.named_file] if data.named_file.suffix.lower() in _SUFFIXES else []
