@@ -41,13 +41,12 @@ def flickr30k(data: DataFiles) -> Recognised | None:
 def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
     """Read the captions, of the images in the split lists where there are any."""
     annotations = read_tables(data, [(captions, "")])
-    images, folders = annotations.images, [data.folder / "images", *annotations.folders]
+    by_name = {str(image.name): image for image in annotations.images}
+    images: list[NamedImage] = []
     lists = [path for path in data.others if path.match("Flickr_8k.*Images.txt")]
-    if lists:
-        by_name = {str(image.name): image for image in images}
-        images = []
     for path in sorted(lists, key=lambda path: "train" not in path.name):
         split = path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt")
         for _, name in numbered_lines(path):
             images.append(replace(by_name.get(name, NamedImage(name, (), name)), split=split))
-    return Annotations(images, [*folders, data.folder])
+    folders = [data.folder / "images", *annotations.folders, data.folder]
+    return Annotations(images or annotations.images, folders)
