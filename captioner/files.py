@@ -114,10 +114,7 @@ def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / ".lock", wait=False))
-        except BlockingIOError:
-            problem = "another run writes there; wait for its end, or"
-            raise ConfigError(f"{name}: {problem} {remedy}") from None
         except OSError as error:
-            problem = f"cannot be written to ({error.strerror});"
-            raise ConfigError(f"{name}: {problem} {remedy}") from None
+            reason = error.strerror or "another run writes there"  # BlockingIOError has none
+            raise ConfigError(f"{name}: cannot be written to ({reason}); {remedy}") from None
         yield
