@@ -160,12 +160,7 @@ def read_images(
 
 
 def caption_statistics(images: Sequence[CaptionedImage], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return counts of captions and words of a split.
-
-    Returns:
-        captions, captions_a_photo (fewest, most), words_a_caption (fewest, median, most),
-        words, and rare_words (that occur fewer than five times).
-    """
+    """Return counts of the captions and words of a split, by what they count."""
     texts = [text for image in images for text in image.captions]
     split = list(map(tokenizer.split, texts))
     counts = Counter(word for words in split for word in words)
