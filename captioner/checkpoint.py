@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from captioner.config import ModelConfig, from_yaml, to_yaml
 from captioner.data.tokenizer import WordTokenizer, load_tokenizer
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CaptionerError, CheckpointError, error_summary
+from captioner.errors import CheckpointError, error_summary
 from captioner.files import TEMPORARY
 
 if TYPE_CHECKING:
@@ -197,10 +197,9 @@ def _readable(path: Path) -> Iterator[None]:
     # Its manifest agrees, so another version wrote it; torch.load may then raise anything.
     except Exception as error:  # noqa: BLE001
         # After its first sentence, torch's message goes on with advice to programmers.
-        part: Any = "all" if isinstance(error, CaptionerError) else "sentence"
         raise CheckpointError(
-            f"{path}: cannot be read ({error_summary(error, part=part, max_length=500)}); it was "
-            "made by another version of captioner: use that, or another model"
+            f"{path}: cannot be read ({error_summary(error, part='sentence')}); it was made by "
+            "another version of captioner: use that, or another model"
         ) from None
 
 

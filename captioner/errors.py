@@ -36,20 +36,14 @@ class CheckpointError(CaptionerError):
     """A model or run folder that is missing, incomplete or damaged."""
 
 
-def error_summary(
-    error: object,
-    *,
-    part: Literal["all", "line", "sentence"] = "all",
-    max_length: int | None = None,
-) -> str:
-    """Return a library's error message on one line, to be part of a message for the user.
+def error_summary(error: object, *, part: Literal["all", "line", "sentence"] = "all") -> str:
+    """Return a library's error message on one line, cut after 300 characters.
 
     Args:
         error: The exception, or its message.
         part: `all` of the message; its first `line`, where stack frames or advice to programmers
             follow; or the first `sentence` of that line, without a place in the source code of
             torch or gloo in front of it.
-        max_length: Characters after which it is cut; None does not cut.
 
     Returns:
         The message, or the name of the exception's class if its message is empty.
@@ -62,7 +56,7 @@ def error_summary(
         text = text.partition("\n")[0]
     if part == "sentence":
         text = re.sub(r"^\[\S+:\d+\] ", "", text).partition(". ")[0].rstrip(".")
-    text = " ".join(text.split())[:max_length]
+    text = " ".join(text.split())[:300]
     return text or (type(error).__name__ if isinstance(error, BaseException) else "")
 
 

@@ -59,8 +59,7 @@ def accessing(name: str, what: str = "read") -> Iterator[None]:
     except Exception as error:
         if not (is_url(name) or isinstance(error, OSError)):
             raise
-        reason = getattr(error, "strerror", None)
-        reason = reason or error_summary(error, part="line", max_length=200)
+        reason = getattr(error, "strerror", None) or error_summary(error, part="line")
         raise DataError(
             f"{name}: cannot be {what} ({reason}); check the address, the space, the rights "
             "and, of a URL, the credentials and the network"

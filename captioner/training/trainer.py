@@ -342,6 +342,6 @@ class Trainer:
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{folder}: does not fit this recipe or this version of captioner "
-                f"({error_summary(error, max_length=300)}); resume with the run's own settings, or "
+                f"({error_summary(error)}); resume with the run's own settings, or "
                 "start another run with train.start_from set to this folder"
             ) from None

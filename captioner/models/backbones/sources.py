@@ -427,5 +427,5 @@ def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[s
 
 def unfit_weights(path: str, name: str, reason: object) -> WeightsError:
     """Return the error for a file that holds something else than the weights of a network."""
-    reason = error_summary(reason, part="line", max_length=300)
+    reason = error_summary(reason, part="line")
     return WeightsError(f"{path} does not hold the weights of {name} ({reason})")
