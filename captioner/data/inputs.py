@@ -31,11 +31,7 @@ Key = TypeVar("Key")
 
 
 def network_input(image: Any, transform: ImageTransform) -> tuple[np.ndarray, Geometry]:
-    """Return the network's input, float32 [3, height, width], and the geometry of an image.
-
-    Args:
-        image: One of those that `as_list` returns.
-    """
+    """Return the network's input, float32 [3, height, width], and geometry of one of `as_list`."""
     if isinstance(image, tuple):
         given, geometry = image
         array = np.asarray(_on_cpu(given), dtype=np.float32)
