@@ -339,8 +339,6 @@ class Captioner:
     def attention_heads(self) -> tuple[int, int]:
         """Number of layers that attend to the image, and of heads in each."""
         decoder = self.config.decoder
-        if decoder.kind == "mean":
-            return 1, 1
         layers = decoder.layers if decoder.kind == "transformer" else 1
         return layers, self.config.attention.heads
 
