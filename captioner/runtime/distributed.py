@@ -65,16 +65,13 @@ def processes(device: str) -> Iterator[None]:
         logger.setLevel(logging.ERROR)
     try:
         yield
-    except CaptionerError:
-        raise
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
         reason = error_summary(error, part="sentence")
         raise CaptionerError(
-            "another process of this run ended or cannot be reached "
-            f"({reason}); torchrun begins again from the last checkpoint with "
-            "--max-restarts N, or go on with --resume"
+            f"another process of this run ended or cannot be reached ({reason}); go on with "
+            "--resume, which torchrun does by itself with --max-restarts N"
         ) from None
     finally:
         dist.destroy_process_group()
@@ -98,8 +95,8 @@ def _join(backend: str) -> None:
         reason = error_summary(error, part="sentence")
         raise CaptionerError(
             f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{JOIN_WITHIN.total_seconds():g} s ({reason}); start each of "
-            "them, which torchrun does, with the same MASTER_ADDR and MASTER_PORT"
+            f"{JOIN_WITHIN.total_seconds():g} s ({reason}); start each of them, which torchrun "
+            "does, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
 
 
