@@ -229,9 +229,9 @@ def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
             _check_file(folder / name)
             digest = _sha256(folder / name)
         except OSError as error:
+            reason = error.strerror or error
             raise CheckpointError(
-                f"{folder / name}: cannot be read ({error.strerror or error}); fetch the model "
-                "again"
+                f"{folder / name}: cannot be read ({reason}); fetch it again"
             ) from None
         if digest != expected:
             raise CheckpointError(
@@ -257,16 +257,12 @@ def file_sums(folder: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise CheckpointError(f"{path}: damaged; fetch the model again") from None
     if version > FORMAT:
-        raise CheckpointError(
-            f"{folder}: of format {version}, which a newer version of captioner writes; update "
-            "captioner"
-        )
+        raise CheckpointError(f"{folder}: made by a newer version of captioner; update captioner")
     for name in sums:
         # no path, no drive, no stream, nothing hidden
         if not re.fullmatch(r"\w[\w.+-]{0,99}", name):
             raise CheckpointError(
-                f"{path}: names {name[:100]!r}, which is no file of a model folder; do not use "
-                "this model"
+                f"{path}: names {name[:100]!r}, no file of its folder; do not use it"
             )
     return sums
 

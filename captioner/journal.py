@@ -45,7 +45,6 @@ def read_journal(file: Path) -> dict[str, dict[str, Any]]:
             if line.startswith(b'{"image": ') and not line.endswith(b"}"):
                 continue
             raise CaptionerError(
-                f"{file} is no journal of captioner, so it is left as it is; choose another "
-                "--output"
+                f"{file} is no journal of captioner and stays as it is; choose another --output"
             ) from None
     return records

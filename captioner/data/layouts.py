@@ -94,9 +94,7 @@ class DataFiles:
         for path in (Path(self.root, self.file), Path(self.file)):
             if os.path.isfile(path):  # Path.is_file raises for a name that no file can have
                 return path
-        raise DataError(
-            f"the captions file {Path(self.root, self.file)} does not exist; correct its name"
-        )
+        raise DataError(f"there is no file {Path(self.root, self.file)}; correct its name")
 
     @cached_property
     def folder(self) -> Path:
@@ -291,8 +289,8 @@ class CaptionedData:
             if part not in available and len(years) != 1:
                 raise DataError(
                     f"{self.data.root} has no split {part!r}; the splits there are: "
-                    f"{', '.join(sorted(available))}; choose with --split (data.train_split "
-                    "and data.val_split in a recipe)"
+                    f"{', '.join(sorted(available))}; choose with --split "
+                    "(data.train_split, data.val_split)"
                 )
             chosen |= {part} if part in available else years
         return [image for image in self._named if image.split in chosen]
@@ -306,9 +304,7 @@ def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Spli
 def _recognised(data: DataFiles) -> tuple[str, Recognised]:
     """Return the name of the one layout that fits, and what was recognised."""
     if not os.path.exists(data.root):  # Path.exists raises for some names
-        raise DataError(
-            f"there is no file or folder {data.root} on this machine; correct the path of the data"
-        )
+        raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
     names = DATA_FORMATS if data.format == AUTO else (data.format,)
     found = {name: each for name in names if (each := DATA_FORMATS[name](data))}
     # A table or sidecars may accompany a data set of a certain name.
@@ -318,7 +314,7 @@ def _recognised(data: DataFiles) -> tuple[str, Recognised]:
         titles = "; ".join(each.title for each in found.values())
         raise DataError(
             f"{data.root} holds several data sets: {titles}. Choose one with --format "
-            f"{' or --format '.join(found)} (data.format in a recipe)"
+            f"{' or --format '.join(found)} (data.format)"
         )
     if not found:
         raise DataError(_not_recognised(data))

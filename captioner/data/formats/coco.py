@@ -129,10 +129,8 @@ def karpathy(data: DataFiles) -> Recognised | None:
 def _read_karpathy(data: DataFiles, files: list[Path]) -> Annotations:
     path, *others = files
     if others:
-        raise DataError(
-            f"{data.root} holds {listed(list(map(data.relative, files)))}; choose one with --file "
-            "(data.file in a recipe)"
-        )
+        names = listed(list(map(data.relative, files)))
+        raise DataError(f"{data.root} holds {names}; choose one with --file (data.file)")
     named: list[NamedImage] = []
     try:
         images = read_json(path)["images"]

@@ -50,8 +50,7 @@ def table(data: DataFiles) -> Recognised | None:
             splits = [split_name(re.split(r"[_.-]", path.stem)[-1]) for path in paths]
         if len(paths) > 1 and not SPLIT_NAMES.issuperset(splits):
             raise DataError(
-                f"{data.root} holds several tables: {names}; choose one with --file (data.file in "
-                "a recipe)"
+                f"{data.root} holds several tables: {names}; choose one with --file (data.file)"
             )
         return read_tables(data, list(zip(paths, splits, strict=True)))
 
