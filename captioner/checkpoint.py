@@ -229,9 +229,8 @@ def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
             _check_file(folder / name)
             digest = _sha256(folder / name)
         except OSError as error:
-            reason = error.strerror or error
             raise CheckpointError(
-                f"{folder / name}: cannot be read ({reason}); fetch it again"
+                f"{folder / name}: cannot be read ({error.strerror or error}); fetch it again"
             ) from None
         if digest != expected:
             raise CheckpointError(

@@ -65,9 +65,8 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
     if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:
         sentences.append(
-            "data.cache: one view of each photo is kept, the plain one: data.flip, data.min_area "
-            "and data.colour do nothing; ask for more data.cache_views, or data.cache_min_area "
-            "below 1"
+            "data.cache: one view of each photo is kept, without data.flip, min_area and colour; "
+            "ask for more data.cache_views, or data.cache_min_area below 1"
         )
     if not data.cache and (data.cache_views > 1 or data.cache_min_area < 1):
         sentences.append(

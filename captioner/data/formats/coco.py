@@ -145,8 +145,7 @@ def _read_karpathy(data: DataFiles, files: list[Path]) -> Annotations:
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: image number {len(named) + 1}: expected filename, split and sentences "
-            f"with raw text ({type(error).__name__}: {error}); get the complete file, of "
-            "Karpathy's caption_datasets.zip"
+            f"with raw text ({type(error).__name__}: {error}); get the complete file"
         ) from error
     # Flickr's images have no folder in the file; COCO's have.
     usual = data.folder if have_cocoid else data.folder / "images"

@@ -72,8 +72,7 @@ def _images(path: Path, name: str, split: str) -> Iterator[NamedImage]:
         changed = path.stat().st_mtime_ns
     except (OSError, tarfile.TarError, EOFError) as error:
         raise DataError(
-            f"{path} is no tar file that can be read to its end ({error}); copy it again, and "
-            "uncompress it if it is compressed"
+            f"{path} cannot be read as a tar file ({error}); copy it again, or uncompress it"
         ) from None
     for key, image in images.items():
         place = TarMember(path, image.name, image.offset_data, image.size, changed)
