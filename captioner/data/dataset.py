@@ -20,8 +20,6 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.runtime.draws import child_seeds, seed_of
 
-_SUBSETS = 1  # spawn key of the generator of `_views`, unlike that of any other
-
 
 @dataclass(frozen=True)
 class EncodedCaptions:
@@ -191,7 +189,8 @@ class CaptionBatches:
         end = max(first + 1, round((epoch + 1) * weight * images))
         views = np.zeros(images, dtype=np.int64)
         for shuffle in range(first // images, (end - 1) // images + 1):
-            key = np.random.SeedSequence((self.seed, source, shuffle), spawn_key=(_SUBSETS,))
+            # The spawn key tells it from the generators of batches and of views of images.
+            key = np.random.SeedSequence((self.seed, source, shuffle), spawn_key=(1,))
             order = np.random.default_rng(key).permutation(images)
             start = shuffle * images
             views[order[max(0, first - start) : end - start]] += 1

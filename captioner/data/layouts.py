@@ -27,7 +27,6 @@ from captioner.errors import DataError, listed
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 
-AUTO = "auto"
 # Folders next to which the rest of a data set lies.
 _FOLDERS_OF_CAPTIONS = frozenset(("annotations", "captions", "caption_datasets", "flickr8k_text"))
 _FOLDERS_OF_IMAGES = frozenset(
@@ -78,7 +77,7 @@ class Recognised:
 class DataFiles:
     """Where a data set lies, and how to read it, as in `captioner.config.settings.DataConfig`."""
 
-    format: str = AUTO
+    format: str = "auto"
     root: str | Path = ""
     file: str | Path | None = None
     coco_splits: str | Path | None = None
@@ -305,7 +304,7 @@ def _recognised(data: DataFiles) -> tuple[str, Recognised]:
     """Return the name of the one layout that fits, and what was recognised."""
     if not os.path.exists(data.root):  # Path.exists raises for some names
         raise DataError(f"there is no file or folder {data.root}; correct the path of the data")
-    names = DATA_FORMATS if data.format == AUTO else (data.format,)
+    names = DATA_FORMATS if data.format == "auto" else (data.format,)
     found = {name: each for name in names if (each := DATA_FORMATS[name](data))}
     # A table or sidecars may accompany a data set of a certain name.
     certain = {name: each for name, each in found.items() if name not in ("table", "sidecars")}
@@ -325,7 +324,7 @@ def _not_recognised(data: DataFiles) -> str:
     """Say that no layout fits, what lies there, and where the layouts are listed."""
     from captioner.data.formats.table import columns_of, possible_tables
 
-    layout = "any layout that is recognised" if data.format == AUTO else f"format {data.format}"
+    layout = "any layout that is recognised" if data.format == "auto" else f"format {data.format}"
     parts = [f"{data.root} holds no data set of {layout}"]
     if not os.path.isfile(data.root):
         others = [data.relative(path) for path in data.others]

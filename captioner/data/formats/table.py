@@ -25,7 +25,6 @@ from captioner.storage import is_url
 
 MOST_ROWS = 10  # that cannot be read are named one by one
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
-_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
 _ANSWERS = ("gpt", "assistant")  # whose turns of a conversation are captions
@@ -63,7 +62,7 @@ def imagefolder(data: DataFiles) -> Recognised | None:
     Names begin at its folder. A folder called train, validation or test is a split: that of the
     metadata file, or that which the name of each image begins with.
     """
-    paths = data.candidates(*_METADATA)
+    paths = data.candidates("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
     def read() -> Annotations:
         images: list[NamedImage] = []
