@@ -309,6 +309,8 @@ def test_settings_that_exclude_each_other_are_refused(
         ("data: {cache_min_area: 0.5}", "data.cache_views and data.cache_min_area"),
         ("optim: {warmup_steps: 10000}\ntrain: {epochs: 1}", "optim.warmup_steps"),
         ("loss: {attention_effect: 0.5}", "loss.attention_effect"),
+        ("hard: {samples: 5}", "hard"),
+        ("self_critical: {temperature: 0.5}", "self_critical"),
     ],
 )
 def test_settings_that_do_nothing_are_reported(text: str, key: str) -> None:

@@ -8,7 +8,14 @@ import re
 from dataclasses import replace
 
 from captioner.config.fields import validate_section
-from captioner.config.settings import Config, DataConfig, ModelConfig, SourceConfig
+from captioner.config.settings import (
+    Config,
+    DataConfig,
+    HardConfig,
+    ModelConfig,
+    SelfCriticalConfig,
+    SourceConfig,
+)
 from captioner.errors import ConfigError
 
 
@@ -73,6 +80,10 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             "data.cache_views and data.cache_min_area: do nothing without a cache; name a folder "
             "in data.cache"
         )
+    if config.attention.select != "hard" and config.hard != HardConfig():
+        sentences.append("hard: its settings are for attention.select hard, so they do nothing")
+    if not config.self_critical.samples and config.self_critical != SelfCriticalConfig():
+        sentences.append("self_critical: without self_critical.samples its settings do nothing")
     if config.train.start_from is None:
         sentences += [
             f"{key}: is for a model that is trained already; name it with train.start_from"
