@@ -18,9 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.step import build_decoder, made_up_inputs
+from benchmarks.step import batch_of, build_decoder, made_up_inputs
 from captioner.config.settings import LossConfig
-from captioner.data.batch import word_mask
 from captioner.training.cross_entropy import caption_losses
 from captioner.types import Grid
 
@@ -30,22 +29,14 @@ BATCH = 32
 def build_step(*, compiled: bool) -> Callable[[], None]:
     """Return a step of the soft decoder, forward and backward."""
     grids, tokens, lengths = made_up_inputs(BATCH, torch.device("cpu"))
-    words: float | Tensor = float(lengths.sum())
-    captions: float | Tensor = float(BATCH)
-    if compiled:
-        lengths = word_mask(lengths)
-        words, captions = torch.tensor(words), torch.tensor(captions)
+    batch = batch_of(tokens, lengths, fixed_shape=compiled)
     torch.manual_seed(0)
     decoder = build_decoder()
     grid = Grid(grids, 14, 14)
 
     def loss() -> Tensor:
-        forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        settings = LossConfig()
-        parts = caption_losses(
-            forced, tokens[:, 1:], lengths, settings, words=words, captions=captions
-        )
-        return parts["total"]
+        forced = decoder(decoder.prepare(grid), batch.tokens, batch.lengths)
+        return caption_losses(forced, batch, LossConfig())["total"]
 
     compute = torch.compile(loss, fullgraph=True, dynamic=False) if compiled else loss
 

@@ -13,7 +13,7 @@ from benchmarks import peer
 from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_mib
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import HardConfig, LossConfig
-from captioner.data.batch import word_mask
+from captioner.data.batch import Batch, word_mask
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
@@ -116,6 +116,17 @@ def made_up_inputs(batch: int, device: torch.device) -> tuple[Tensor, Tensor, Te
     return grids.to(device), tokens.to(device), lengths
 
 
+def batch_of(tokens: Tensor, lengths: Tensor, *, fixed_shape: bool) -> Batch:
+    """The captions whose tokens [B, T + 1] these are, one an image."""
+    words: float | Tensor = float(lengths.sum())
+    captions: float | Tensor = float(len(lengths))
+    if fixed_shape:
+        lengths = word_mask(lengths).to(tokens.device)
+        words, captions = (torch.tensor(count, device=tokens.device) for count in (words, captions))
+    index = torch.arange(len(tokens), device=tokens.device)
+    return Batch(tokens, index, index, tokens[:, 1:], lengths, words, captions)
+
+
 def _ours(
     grids: Tensor,
     tokens: Tensor,
@@ -127,11 +138,7 @@ def _ours(
 ) -> Callable[[], None]:
     """Return a step, packed; or padded and recorded as a CUDA graph, as `train.compile` does."""
     grid, device = Grid(grids, 14, 14), grids.device
-    words: float | Tensor = float(lengths.sum())
-    captions: float | Tensor = float(len(lengths))
-    if recorded:
-        lengths = word_mask(lengths).to(device)
-        words, captions = (torch.tensor(count, device=device) for count in (words, captions))
+    batch = batch_of(tokens, lengths, fixed_shape=recorded)
     torch.manual_seed(0)
     decoder = build_decoder(hard=hard).to(device)
     reinforce = None
@@ -144,17 +151,8 @@ def _ours(
     def step() -> None:
         decoder.zero_grad(set_to_none=not recorded)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            forced = decoder(decoder.prepare(grid), tokens[:, :-1], lengths)
-        parts = caption_losses(
-            forced,
-            tokens[:, 1:],
-            lengths,
-            LossConfig(),
-            reinforce=reinforce,
-            words=words,
-            captions=captions,
-        )
-        parts["total"].backward()
+            forced = decoder(decoder.prepare(grid), batch.tokens, batch.lengths)
+        caption_losses(forced, batch, LossConfig(), reinforce)["total"].backward()
 
     if not recorded:
         return step

@@ -11,8 +11,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from captioner.config import ModelConfig
     from captioner.config.settings import Config
+    from captioner.data.batch import Batch
     from captioner.data.vocabulary import Vocabulary
     from captioner.models.model import CaptionModel
 
@@ -114,6 +117,15 @@ def log_entries(run: Path, *kinds: str) -> list[dict[str, Any]]:
 NO_DROPOUT: dict[str, Any] = {
     "decoder__dropout": 0.0, "decoder__embed_dropout": 0.0, "encoder__dropout": 0.0
 }  # fmt: skip
+
+
+def captions(targets: Tensor, lengths: Tensor, **more: Any) -> Batch:
+    """A batch of captions without images."""
+    from captioner.data.batch import Batch
+
+    none, words = targets.new_zeros(0), int(lengths.sum())
+    fields = {"inputs": none, "images": none, "image_index": none, **more}
+    return Batch(**fields, targets=targets, lengths=lengths, words=words, captions=len(lengths))
 
 
 def load_epoch(dataset: Any, batches: Any, epoch: int, first: int = 0, **options: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from captioner.data.batch import Batch
 from captioner.models.backbones.backbone import Backbone
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.device import with_empty_images
@@ -153,16 +154,11 @@ class CaptionModel(nn.Module):
         self.decoder = decoder
 
     def forward(
-        self,
-        grid: Grid,
-        image_index: Tensor,
-        tokens: Tensor,
-        lengths: Tensor,
-        seeds: Tensor | None = None,
+        self, grid: Grid, batch: Batch, seeds: Tensor | None = None
     ) -> TeacherForcingOutput:
-        """Predict all words of given captions of images image_index [N]; see `Decoder.forward`.
+        """Predict all words of a batch's captions of the images of the grid.
 
         seeds are int64 [N], of the cells that hard attention draws; None: PyTorch's generator.
         """
-        memory = self.decoder.prepare(grid).select(image_index, seeds)
-        return self.decoder(memory, tokens, lengths)
+        memory = self.decoder.prepare(grid).select(batch.image_index, seeds)
+        return self.decoder(memory, batch.tokens, batch.lengths)

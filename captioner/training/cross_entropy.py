@@ -66,28 +66,16 @@ class CrossEntropyTask(TrainingTask):
         grid, seeds = self.model.encoder(batch.inputs, from_frozen=batch.from_frozen), None
         if reinforce is not None:
             grid, seeds = replace(grid, seeds=batch.image_seeds), repeated.seeds
-        targets, lengths, words = repeated.targets, repeated.lengths, repeated.words
-        given = (repeated.image_index, repeated.tokens, lengths)
         teacher_targets = None if self.teachers is None else self.teachers(batch).repeated(samples)
-        output = self.model(grid, *given, seeds)
-        metrics = caption_losses(
-            output,
-            targets,
-            lengths,
-            self.loss,
-            reinforce=reinforce,
-            weights=repeated.weights,
-            teacher_targets=teacher_targets,
-            words=words,
-            captions=repeated.captions,
-        )
-        metrics |= attention_statistics(output, words, repeated.captions)
+        output = self.model(grid, repeated, seeds)
+        metrics = caption_losses(output, repeated, self.loss, reinforce, teacher_targets)
+        metrics |= attention_statistics(output, repeated.words, repeated.captions)
         total = metrics["total"]
         if self.loss.attention_effect:
             seeds = None if seeds is None else seeds + 1
-            at_random = self.model(replace(grid, at_random=True), *given, seeds)
+            at_random = self.model(replace(grid, at_random=True), repeated, seeds)
             effect_loss, metrics["random_cell_loss"] = attention_effect_loss(
-                output, at_random, targets, lengths, effect=self.loss.attention_effect, words=words
+                output, at_random, repeated, self.loss.attention_effect
             )
             total = total + self.loss.attention_effect_weight * effect_loss
         return LossOutput(total, {**metrics, "total": total.detach()})
@@ -95,15 +83,10 @@ class CrossEntropyTask(TrainingTask):
 
 def caption_losses(
     output: TeacherForcingOutput,
-    targets: Tensor,
-    lengths: Tensor,
+    batch: Batch,
     loss: LossConfig,
-    *,
     reinforce: Reinforce | None = None,
-    weights: Tensor | None = None,
     teacher_targets: TeacherTargets | None = None,
-    words: float | Tensor | None = None,
-    captions: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the loss of a batch: sums over each caption (equation 14) per word of the batch.
 
@@ -111,8 +94,7 @@ def caption_losses(
     words of the batch instead keeps their ratios and makes batches comparable.
 
     Args:
-        targets, lengths, weights, words, captions: As in `Batch`; weights are of what is minimised
-            of the cross-entropy.
+        batch: The captions; its weights are of what is minimised of the cross-entropy.
         reinforce: Terms of equation 12 for sampled attention.
         teacher_targets: Predictions of teachers (Hinton et al., 2015).
 
@@ -121,9 +103,8 @@ def caption_losses(
         `smoothed` (what is minimised of it), `doubly_stochastic` (per caption, before lambda), with
         teachers' attention `attention_divergence` (nats per word), and the metrics of `reinforce`.
     """
-    packed = pack_by_step(targets, lengths)  # [M]
-    words = len(packed) if words is None else words
-    captions = len(lengths) if captions is None else captions
+    lengths, words, captions = batch.lengths, batch.words, batch.captions
+    packed = pack_by_step(batch.targets, lengths)  # [M]
     dtype = torch.promote_types(output.logits.dtype, torch.float32)
     log_probs = torch.log_softmax(output.logits, dim=-1, dtype=dtype)
     word_log_probs = log_probs.gather(1, packed.unsqueeze(1)).squeeze(1)
@@ -134,8 +115,8 @@ def caption_losses(
     if teacher_targets is not None:
         from_teachers = (teacher_targets.probs * log_probs).sum(-1)
         losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
-    if weights is not None:
-        by_word = weights.unsqueeze(1).expand_as(targets)
+    if batch.weights is not None:
+        by_word = batch.weights.unsqueeze(1).expand_as(batch.targets)
         losses = losses * pack_by_step(by_word, lengths)
     # Summed over the cells of a caption. (The original code averages over them and sums over the
     # batch, which makes its lambda N / L of this one.)
@@ -169,11 +150,8 @@ def caption_losses(
 def attention_effect_loss(
     output: TeacherForcingOutput,
     at_random: TeacherForcingOutput,
-    targets: Tensor,
-    lengths: Tensor,
-    *,
+    batch: Batch,
     effect: float,
-    words: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return how far captions are from losing `effect` nats a word where attention is random.
 
@@ -182,21 +160,18 @@ def attention_effect_loss(
     losing less, or the decoder learns to write nonsense as soon as a cell does not fit. No gradient
     reaches the words with the model's own attention, which have the cross-entropy.
 
-    Args:
-        targets, lengths, words: As in `Batch`.
-
     Returns:
         The sum over captions of |effect T - lost|, per word; and detached what is lost, in nats a
         word.
     """
-    packed = pack_by_step(targets, lengths).unsqueeze(1)
+    packed = pack_by_step(batch.targets, batch.lengths).unsqueeze(1)
     own, other = (
         torch.log_softmax(at_least_float32(each.logits), dim=-1).gather(1, packed).squeeze(1)
         for each in (output, at_random)
     )
-    lost = unpack_by_step(own.detach() - other, lengths).sum(1)  # [N], nats
-    wanted = effect * word_mask(lengths).sum(1).to(lost.device, lost.dtype)
-    return (wanted - lost).abs().sum() / words, lost.detach().sum() / words
+    lost = unpack_by_step(own.detach() - other, batch.lengths).sum(1)  # [N], nats
+    wanted = effect * word_mask(batch.lengths).sum(1).to(lost.device, lost.dtype)
+    return (wanted - lost).abs().sum() / batch.words, lost.detach().sum() / batch.words
 
 
 @torch.no_grad()

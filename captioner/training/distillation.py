@@ -81,7 +81,7 @@ class Teachers:
         outputs: list[TeacherForcingOutput] = []
         for model in self.models:
             grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-            outputs.append(model(grid, batch.image_index, batch.tokens, batch.lengths))
+            outputs.append(model(grid, batch))
         probs = [torch.softmax(at_least_float32(output.logits), dim=-1) for output in outputs]
         maps = None
         if self.attention:

@@ -106,9 +106,7 @@ class SelfCriticalTask(TrainingTask):
             targets=tokens.flatten(0, 1)[order],
             lengths=falling,
         )
-        output: TeacherForcingOutput = self.model(
-            grid, sampled.image_index, sampled.tokens, sampled.lengths
-        )
+        output: TeacherForcingOutput = self.model(grid, sampled)
         decoder.train(was_training)
         words = pack_by_step(sampled.targets, sampled.lengths)
         logits = at_least_float32(output.logits) / self.temperature

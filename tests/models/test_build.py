@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from captioner.config import (
     PreprocessConfig,
 )
 from captioner.config.settings import LossConfig
+from captioner.data.batch import Batch
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Preprocessing
 from captioner.models.build import build_model, resolved
@@ -48,15 +50,13 @@ def small_model(**changes: Any) -> CaptionModel:
     return build_model(small_config(**changes), V).eval()
 
 
-def batch(captions: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens read, targets and lengths of captions, the longest first."""
+def batch(captions: list[list[int]], image_index: list[int]) -> Batch:
+    """The captions, the longest first, with their end tokens."""
     lengths = torch.tensor([len(words) + 1 for words in captions])
-    tokens = torch.zeros(len(captions), int(lengths.max()), dtype=torch.long)
-    targets = tokens.clone()
+    targets = torch.zeros(len(captions), int(lengths.max()), dtype=torch.long)
     for row, words in enumerate(captions):
-        tokens[row, : len(words) + 1] = torch.tensor([1, *words])
         targets[row, : len(words) + 1] = torch.tensor([*words, 2])
-    return tokens, targets, lengths
+    return tiny.captions(targets, lengths, image_index=torch.tensor(image_index))
 
 
 CAPTIONS = [[4, 5, 6, 7], [8, 9, 4], [5, 5, 5], [10]]
@@ -89,20 +89,14 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(
     model = small_model(decoder__kind=kind, decoder__gate="vector", decoder__heads=1, **settings)
     for parameter in model.encoder.self_attention.parameters() if settings else ():
         parameter.add_(0.1 * torch.randn_like(parameter))  # they begin as the identity
-    tokens, targets, lengths = batch(CAPTIONS)
 
     def losses(of: list[int]) -> tuple[float, float]:
         """Sums over the captions, of the words' losses and of the penalties."""
-        rows, read = torch.tensor(of), sorted({PHOTO_OF[row] for row in of})
-        image_index = torch.tensor([read.index(PHOTO_OF[row]) for row in of])
-        forced = model(model.encoder(photos()[read]), image_index, tokens[rows], lengths[rows])
-        parts = caption_losses(
-            forced,
-            targets[rows],
-            lengths[rows],
-            LossConfig(doubly_stochastic=1.0, label_smoothing=0.1),
-        )
-        words = int(lengths[rows].sum())
+        read = sorted({PHOTO_OF[row] for row in of})
+        given = batch([CAPTIONS[row] for row in of], [read.index(PHOTO_OF[row]) for row in of])
+        forced = model(model.encoder(photos()[read]), given)
+        loss = LossConfig(doubly_stochastic=1.0, label_smoothing=0.1)
+        parts, words = caption_losses(forced, given, loss), given.words
         assert parts["total"].item() == pytest.approx(
             parts["smoothed"].item() + parts["doubly_stochastic"].item() * len(of) / words, rel=1e-5
         )

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from captioner.config.settings import LossConfig
-from captioner.data.batch import pack_by_step
+from captioner.data.batch import Batch, pack_by_step
 from captioner.errors import ConfigError
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.training.cross_entropy import attention_effect_loss, caption_losses
@@ -23,8 +24,8 @@ LENGTHS = [[4, 4, 2, 1], [1], [6, 1, 1]]
 CLOSE = 1e-6  # the loss is float32 whatever the logits are
 
 
-def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Tensor]:
-    """What a decoder returns for captions of these lengths, their targets and lengths."""
+def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutput, Batch]:
+    """What a decoder returns for captions of these lengths, and the captions."""
     generator = torch.Generator().manual_seed(seed)
     captions, words = len(lengths), max(lengths)
     steps = torch.arange(words)
@@ -37,7 +38,7 @@ def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutpu
     forced = TeacherForcingOutput(
         logits.requires_grad_(), maps.requires_grad_(), zeros, zeros, None
     )
-    return forced, targets, torch.tensor(lengths)
+    return forced, tiny.captions(targets, torch.tensor(lengths))
 
 
 def places(lengths: list[int]) -> list[tuple[int, int]]:
@@ -60,16 +61,17 @@ def plain_penalties(maps: list[list[list[float]]]) -> list[float]:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -> None:
-    forced, targets, counts = random_batch(lengths)
+    forced, batch = random_batch(lengths)
     losses = caption_losses(
-        forced, targets, counts, LossConfig(doubly_stochastic=0.7, label_smoothing=label_smoothing)
+        forced, batch, LossConfig(doubly_stochastic=0.7, label_smoothing=label_smoothing)
     )
     plain, smoothed = [], []
     for row, (n, t) in enumerate(places(lengths)):
         log_probs = plain_log_probs(forced.logits[row].tolist())
         share = label_smoothing / V
-        wanted = [share + (1 - label_smoothing) * (v == targets[n, t].item()) for v in range(V)]
-        plain.append(-log_probs[targets[n, t].item()])
+        target = int(batch.targets[n, t])
+        wanted = [share + (1 - label_smoothing) * (v == target) for v in range(V)]
+        plain.append(-log_probs[target])
         smoothed.append(-sum(w * p for w, p in zip(wanted, log_probs, strict=True)))
     penalties = plain_penalties(forced.maps.tolist())
     words, captions = len(plain), len(lengths)
@@ -85,24 +87,25 @@ def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
-    forced, targets, counts = random_batch([6, 5, 4])
+    forced, batch = random_batch([6, 5, 4])
     half = replace(forced, logits=forced.logits.detach().bfloat16())
-    losses = caption_losses(half, targets, counts, LossConfig(doubly_stochastic=0.0))
-    expected = functional.cross_entropy(half.logits.double(), pack_by_step(targets, counts))
+    losses = caption_losses(half, batch, LossConfig(doubly_stochastic=0.0))
+    words = pack_by_step(batch.targets, batch.lengths)
+    expected = functional.cross_entropy(half.logits.double(), words)
     assert losses["total"].dtype != torch.bfloat16
     assert losses["total"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     lengths = [4, 3, 1]
-    forced, targets, of = random_batch(lengths)
+    forced, batch = random_batch(lengths)
     wanted = random_batch(lengths, seed=5)[0].maps.detach()
     probs = torch.full((sum(lengths), V), 1 / V, dtype=torch.float64)
 
     def losses(**settings: Any) -> dict[str, Tensor]:
         taught = TeacherTargets(probs, wanted)
         loss = LossConfig(doubly_stochastic=0.0, **settings)
-        return caption_losses(forced, targets, of, loss, teacher_targets=taught)
+        return caption_losses(forced, batch, loss, teacher_targets=taught)
 
     divergence = 0.0
     for caption, step in places(lengths):
@@ -119,9 +122,7 @@ def test_attention_is_drawn_to_that_of_teachers_by_their_divergence() -> None:
     torch.testing.assert_close(gradient, expected.nan_to_num(), rtol=1e-6, atol=1e-9)
     wider = TeacherTargets(probs, torch.zeros(3, 4, L + 1))
     with pytest.raises(ConfigError, match=r"attention_distillation: a teacher attends to 6 cells"):
-        caption_losses(
-            forced, targets, of, LossConfig(doubly_stochastic=0.0), teacher_targets=wider
-        )
+        caption_losses(forced, batch, LossConfig(), teacher_targets=wider)
 
 
 @pytest.mark.parametrize(("label_smoothing", "distillation"), [(0.0, 0.0), (0.2, 0.0), (0.2, 0.3)])
@@ -129,23 +130,21 @@ def test_captions_have_weights_and_teachers_a_share_of_the_target(
     label_smoothing: float, distillation: float
 ) -> None:
     lengths = [4, 3, 1]
-    forced, targets, of = random_batch(lengths)
+    forced, batch = random_batch(lengths)
     soft_targets = torch.softmax(torch.randn(sum(lengths), V, dtype=torch.float64), -1)
     weights = [0.5, 2.0, 0.0]
     settings = {"label_smoothing": label_smoothing, "distillation": distillation}
     parts = caption_losses(
         forced,
-        targets,
-        of,
+        replace(batch, weights=torch.tensor(weights)),
         LossConfig(doubly_stochastic=0.3, **settings),
-        weights=torch.tensor(weights),
         teacher_targets=TeacherTargets(soft_targets) if distillation else None,
     )
     total = plainly = 0.0
     rows = zip(forced.logits.tolist(), soft_targets.tolist(), places(lengths), strict=True)
     for row, teacher, (caption, step) in rows:
         for word, log_prob in enumerate(plain_log_probs(row)):
-            is_target = word == int(targets[caption, step])
+            is_target = word == int(batch.targets[caption, step])
             plainly -= is_target * log_prob
             wanted = label_smoothing / V + (1 - label_smoothing) * is_target
             wanted = (1 - distillation) * wanted + distillation * teacher[word]
@@ -159,13 +158,13 @@ def test_captions_have_weights_and_teachers_a_share_of_the_target(
 def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cells_alone(
     lengths: list[int],
 ) -> None:
-    own, targets, counts = random_batch(lengths)
+    own, batch = random_batch(lengths)
     other = random_batch(lengths, seed=1)[0]
-    loss, metric = attention_effect_loss(own, other, targets, counts, effect=0.8, words=10.0)
+    loss, metric = attention_effect_loss(own, other, replace(batch, words=10.0), effect=0.8)
     lost = [0.0] * len(lengths)
     rows = zip(places(lengths), own.logits.tolist(), other.logits.tolist(), strict=True)
     for (n, t), with_own, with_other in rows:
-        word = int(targets[n, t])
+        word = int(batch.targets[n, t])
         lost[n] += plain_log_probs(with_own)[word] - plain_log_probs(with_other)[word]
     expected = sum(abs(0.8 * length - each) for length, each in zip(lengths, lost, strict=True))
     assert float(loss.detach()) == pytest.approx(expected / 10, rel=1e-12)

@@ -43,10 +43,7 @@ def test_teachers_give_the_mean_of_their_words_and_of_attention_as_sharp_as_the_
     models = [load_model(Path(name))[0].eval() for name in teachers]
     taught = Teachers(models, attention=True, temperature=temperature)(batch)
     with torch.no_grad():
-        read = [
-            model(model.encoder(batch.inputs), batch.image_index, batch.tokens, batch.lengths)
-            for model in models
-        ]
+        read = [model(model.encoder(batch.inputs), batch) for model in models]
     for word, probs in enumerate(taught.probs.tolist()):
         both = [plain.softmax(of_model.logits[word].tolist()) for of_model in read]
         mean = [sum(pair) / 2 for pair in zip(*both, strict=True)]

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -135,11 +136,7 @@ def estimates(decoder: Decoder, hard: Reinforce) -> Tensor:
     for chunk in range(CHUNKS):
         batch = repeated(chunk, CHUNK // samples, samples)
         losses = caption_losses(
-            read(decoder, CHUNK, batch.seeds),
-            batch.targets,
-            batch.lengths,
-            LossConfig(doubly_stochastic=0.0),
-            reinforce=hard,
+            read(decoder, CHUNK, batch.seeds), batch, LossConfig(doubly_stochastic=0.0), hard
         )
         gradients.append(flat_gradient(losses["total"], decoder))
     return torch.stack(gradients)
@@ -193,6 +190,9 @@ def expected_estimate(
     every = along_every_path(decoder)
     probability = every.log_prob.detach().sum(1).exp()
     total = torch.zeros((), dtype=torch.double)
+    weights = torch.full((2,), weight, dtype=torch.double)
+    batch = tiny.captions(TARGETS.expand(2, -1), LENGTHS.expand(2), weights=weights)
+    taught = TeacherTargets(teacher.repeat_interleave(2, 0))
     for pair in product(range(len(probability)), repeat=2):
         rows = list(pair)
         forced = replace(
@@ -202,15 +202,7 @@ def expected_estimate(
             entropy=every.entropy[rows],
             log_prob=every.log_prob[rows],
         )
-        losses = caption_losses(
-            forced,
-            TARGETS.expand(2, -1),
-            LENGTHS.expand(2),
-            loss,
-            reinforce=hard,
-            weights=torch.full((2,), weight, dtype=torch.double),
-            teacher_targets=TeacherTargets(teacher.repeat_interleave(2, 0)),
-        )
+        losses = caption_losses(forced, batch, loss, hard, taught)
         total = total + probability[rows].prod() * losses["total"]
     return flat_gradient(total, decoder)
 

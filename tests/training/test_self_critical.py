@@ -38,8 +38,9 @@ class Model(torch.nn.Module):
     def encoder(self, inputs, *, from_frozen: bool):
         return Grid(inputs, 1, self.cells)
 
-    def forward(self, grid, image_index, tokens, lengths, seeds=None):
-        return self.decoder(self.decoder.prepare(grid).select(image_index), tokens, lengths)
+    def forward(self, grid, batch):
+        memory = self.decoder.prepare(grid).select(batch.image_index)
+        return self.decoder(memory, batch.tokens, batch.lengths)
 
 
 def small_model(*, hidden_dim: int, embed_dim: int, dropout: float) -> Model:
@@ -156,7 +157,8 @@ def test_captions_are_read_by_the_network_that_drew_them() -> None:
     calls: list[Any] = []
     model.register_forward_hook(lambda *call: calls.append(call))
     result = task(images(1))
-    ((_, (_, _, _, lengths), forced),) = calls
+    ((_, (_, batch), forced),) = calls
+    lengths = batch.lengths
     # Minus log p of what is drawn is the entropy on average, so the words tell it both ways.
     firsts = writable(forced.logits[: len(lengths)], may_end=False)
     others = writable(forced.logits[len(lengths) :], may_end=True)

@@ -123,17 +123,17 @@ def test_the_effect_of_attention_is_that_of_random_cells_drawn_anew(
     calls: list[tuple[Any, ...]] = []
     setup.task.model.register_forward_pre_hook(lambda _, given: calls.append(given))
     metrics = setup.task.train()(batch).metrics
-    (grid, *given, own_seeds), (*_, seeds) = calls
+    (grid, repeated, own_seeds), (*_, seeds) = calls
     assert set(own_seeds.tolist()).isdisjoint(seeds.tolist())
     model = setup.task.model
-    own = model(grid, *given, own_seeds)
+    own = model(grid, repeated, own_seeds)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, Attention):
                 for parameter in module.score.parameters():
                     parameter.zero_()
-    at_random = model(grid, *given, seeds)
-    targets, lengths = batch.repeated(2).targets, given[2]
+    at_random = model(grid, repeated, seeds)
+    targets, lengths = repeated.targets, repeated.lengths
     losses = [
         unpack_by_step(
             functional.cross_entropy(
