@@ -12,15 +12,13 @@ from captioner.config import Interpolation
 from captioner.errors import ConfigError
 from captioner.registry import BACKBONE_SOURCES
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Preprocessing that pretrained weights expect of an image."""
+    """Preprocessing that pretrained weights expect of an image; by default ImageNet's."""
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     interpolation: Interpolation = "bilinear"
 
 

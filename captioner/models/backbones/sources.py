@@ -179,8 +179,7 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
         try:  # from TORCH_HOME, or downloaded into it
             network.load_state_dict(entry.get_state_dict(progress=True, check_hash=True))
         except Exception as error:  # noqa: BLE001  URLError, RuntimeError on a bad hash, ...
-            file = Path(torch.hub.get_dir()) / "checkpoints" / Path(entry.url).name
-            raise _unavailable(name, error, entry.url, f"put it at {file}, or ") from None
+            raise _unavailable(name, error, entry.url) from None
     preset = (entry or entries.DEFAULT).transforms()
     if not hasattr(preset, "mean"):
         return network, Preprocessing()
@@ -360,10 +359,10 @@ def _unusable(name: str, problem: str) -> ConfigError:
     )
 
 
-def _unavailable(name: str, error: Exception, what: str, placing: str = "") -> WeightsError:
+def _unavailable(name: str, error: Exception, what: str) -> WeightsError:
     return WeightsError(
         f"the weights of {name} cannot be had ({error_summary(error, part='line')}); fetch {what} "
-        f"on another machine and {placing}name the file with encoder.weights"
+        "on another machine and name the file with encoder.weights"
     )
 
 

@@ -45,20 +45,6 @@ def sentence(caught: pytest.ExceptionInfo[CaptionerError]) -> str:
     return message
 
 
-def refuse_download(*_: Any, **__: Any) -> None:
-    raise urllib.error.URLError("Temporary failure in name resolution")
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No network, and an empty TORCH_HOME, whose path is returned."""
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse_download)
-    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse_download)
-    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse_download)
-    return tmp_path / "torch"
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -117,14 +103,23 @@ def test_a_wrong_file_is_named_in_one_sentence(suffix: str, kind: str, tmp_path:
 # --- hubs -----------------------------------------------------------------------------------------
 
 
-def test_offline_one_sentence_names_the_file_to_supply(offline: Path) -> None:
+def test_offline_one_sentence_names_the_file_to_supply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", refuse)
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse)
     url = models.ResNet50_Weights.DEFAULT.url
-    place = offline / "hub" / "checkpoints" / url.rpartition("/")[2]
-    for name, facts in (("resnet50", [url, str(place)]), ("timm/resnet18", ["timm/resnet18."])):
+    for name, file in (("resnet50", url), ("timm/resnet18", "timm/resnet18.")):
         with pytest.raises(WeightsError) as caught:
             build_backbone(name, weights="default")
         message = sentence(caught)
-        assert [fact for fact in (*facts, "encoder.weights") if fact not in message] == []
+        assert file in message
+        assert "encoder.weights" in message
 
 
 # --- names ----------------------------------------------------------------------------------------
