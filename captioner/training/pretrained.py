@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def load_pretrained(
     word. A new word's row is drawn around the mean of the folder's rarer half of words, with half
     their standard deviation; its output bias is their mean. A half-precision weight that is the
     rounding of the one already there leaves it: cached features stay those of the frozen stages.
-    The log says which weights the folder lacks or has in another shape, and how many words are new.
+    The log names the modules whose weights the folder lacks or has in another shape.
 
     Args:
         seed: Seed of the rows of new words.
@@ -66,20 +65,9 @@ def load_pretrained(
             f"and {len(lacks) - 1} more weights of the decoder; leave the settings of decoder as "
             "that model has them (captioner finetune does), or use train.start_with encoder"
         )
-    parts = []
-    unused = [name for name in stored if name not in own]
-    for what, names in (("left as initialised", left), ("not used", unused)):
-        if names:  # such as `decoder.attention.score (4)`
-            counts = Counter(name.rpartition(".")[0] for name in names)
-            parts.append(f"{what}: {', '.join(f'{m} ({n})' for m, n in counts.items())}")
-    if parts:
-        number = len(own) - len(left)
-        logger.warning(f"{folder}: {number} of {len(own)} weights taken; {'; '.join(parts)}")
-    new_words = len(set(vocabulary.tokens) - set(known.tokens))
-    if new_words and not only:
-        logger.warning(
-            f"{folder}: {new_words} words are new to its vocabulary and begin near its rare words"
-        )
+    if left:
+        modules = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in left))
+        logger.warning(f"{folder}: lacks the weights of {modules}, which begin as initialised")
 
 
 def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:

@@ -90,7 +90,7 @@ def test_a_start_of_another_architecture_is_refused_with_what_it_lacks(
     other |= {"train__start_with": "encoder", "train__epochs": 1}
     best = train(tiny.recipe(root, tmp_path / "encoder", **other))
     assert "café" not in load_model(best)[2], "the words are those of the captions alone"
-    assert "weights taken" not in capsys.readouterr().err
+    assert "lacks the weights" not in capsys.readouterr().err
 
 
 def test_help_shows_the_size_of_the_model_to_start_from(capsys) -> None:
