@@ -41,7 +41,6 @@ from captioner.training.validation import (
     validation_decoding,
 )
 
-FEW_IMAGES = 50  # for a validation
 MAX_SKIPPED_STEPS = 10  # in a row, whose gradients are not finite; then the run stops
 # Attributes of the trainer that a checkpoint holds as they are.
 COUNTERS = ("epoch", "batch", "step", "best", "bad_epochs", "lr_drops", "figures", "before")
@@ -92,7 +91,6 @@ class Trainer:
         self.best = -math.inf
         self.figures: dict[str, Any] = {}
         self.before: float | None = None
-        self.warned: set[str] = set()  # signs of collapse that were reported
         self.unreadable: set[str] = set()  # images that were reported
 
     def fit(self, *, validate_start: bool = False) -> None:
@@ -115,8 +113,7 @@ class Trainer:
                     self.before = self._validate().figures.get("CIDEr")
                 if self.before is not None:
                     count = len(self.setup.validation.images)
-                    few = ", too few to tell two models apart" if count < FEW_IMAGES else ""
-                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos{few}")
+                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self.epoch == begin:
@@ -169,7 +166,7 @@ class Trainer:
             sheets = sample_sheets(validation, images, vocabulary, self.config.train.samples)
             log.pictures(self.step, sheets)
             self._report(validation.unreadable)
-            print_validation(self.epoch, self.step, validation, self.config, self.warned)
+            print_validation(self.epoch, self.step, validation.figures, self.config)
         self.interrupts.release()
 
     def _train_epoch(self, log: RunLog | None) -> None:

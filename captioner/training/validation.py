@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -34,7 +35,6 @@ GPU_BATCH_SIZE = 200
 EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
 FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
-SAME_CAPTIONS = 0.02  # share of distinct captions
 
 
 @dataclass(frozen=True)
@@ -177,39 +177,28 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     return {name: float(values.mean()) for name, values in joined.items() if len(values)}
 
 
-def print_validation(
-    epoch: int, step: int, validation: Validation, config: Config, warned: set[str]
-) -> None:
-    """Print the figures of an epoch, and warn of each sign of collapse that is not in `warned`."""
-    figures = validation.figures
+_warn_once = lru_cache(maxsize=2)(logger.warning)
+
+
+def print_validation(epoch: int, step: int, figures: dict[str, float], config: Config) -> None:
+    """Print the figures of an epoch, and warn of attention that says nothing."""
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
     logger.info(
         f"epoch {epoch} (beam {validation_decoding(config).beam_size}): "
         + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
         + f", {figures['distinct_captions']:.0%} distinct captions"
     )
-    attends = config.decoder.kind != "mean" and step >= max(EARLY_STEPS, config.optim.warmup_steps)
-    entropy, change = figures["attention_entropy"], figures.get("attention_change", 1.0)
-    signs = {}
-    if attends and entropy > FLAT_ENTROPY:
-        signs["flat"] = (
-            f"attention is flat: its entropy is {entropy:.3f} of the uniform map's; "
-            "lower loss.doubly_stochastic or the learning rate"
+    if config.decoder.kind == "mean" or step < max(EARLY_STEPS, config.optim.warmup_steps):
+        return
+    if figures["attention_entropy"] > FLAT_ENTROPY:
+        _warn_once(
+            "attention is flat, like a uniform map; lower loss.doubly_stochastic or optim.lr"
         )
-    elif attends and change < FROZEN_CHANGE:
-        signs["frozen"] = (
-            f"attention is frozen: its maps hardly change from word to word ({change:.4f}); "
-            "train longer or lower loss.doubly_stochastic"
+    elif figures.get("attention_change", 1.0) < FROZEN_CHANGE:
+        _warn_once(
+            "attention is frozen: its maps hardly change from word to word; train longer or lower "
+            "loss.doubly_stochastic"
         )
-    distinct = figures["distinct_captions"]
-    if len(validation.captions) >= 50 and distinct < SAME_CAPTIONS:
-        signs["same"] = (
-            f"the captions are nearly all the same ({distinct:.1%} distinct); "
-            "check the learning rate and that photos and captions belong together"
-        )
-    for sign in signs.keys() - warned:
-        logger.warning(f"warning: {signs[sign]}")
-    warned.update(signs)
 
 
 def sample_sheets(
