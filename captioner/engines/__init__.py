@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from captioner.checkpoint import WEIGHTS, load_config, load_model, load_vocabulary, verify
 from captioner.config import ModelConfig
@@ -14,32 +13,13 @@ from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
 from captioner.errors import CheckpointError, ConfigError
 from captioner.runtime.device import choose_device, may_have_gpu, require_torch, torch_is_installed
-from captioner.types import Grid
 
 if TYPE_CHECKING:
-    import numpy as np
+    from captioner.engines.pytorch import TorchEngine
 
+Engine: TypeAlias = "TorchEngine | GraphEngine"  # with the same attributes and methods
 EngineName: TypeAlias = Literal["auto", "torch", "runtime"]
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-
-
-class Engine(Protocol):
-    """Computes grids and the steps of a decoder, with tensors or NumPy arrays."""
-
-    name: ClassVar[str]  # `torch` or `runtime`
-    device: Any  # a `torch.device`, or an object of type `cpu`
-    dtype: Any  # of the encoder: a `torch.dtype`, or NumPy's
-    decoder: Any  # a `types.StepDecoder`
-    search_graphs: Any  # CUDA graphs of the search on a GPU, else None
-
-    def encode(self, images: Sequence[np.ndarray]) -> Grid:
-        """Map B images [3, H, W] to their grid."""
-
-    def generator(self, seed: int) -> Any:
-        """Return a generator of random numbers with this seed, for `generation.sample`."""
-
-    def seed(self, seed: int) -> None:
-        """Seed the random numbers by which hard attention samples cells."""
 
 
 def choose_engine(

@@ -50,7 +50,7 @@ def graph_description(folder: Path, weights_sha256: str) -> dict[str, Any] | Non
 
 
 class GraphEngine:
-    """An `Engine` that computes with the graphs of a verified model folder."""
+    """Computes with the graphs of a verified model folder; as `TorchEngine` in PyTorch."""
 
     name: ClassVar[str] = "runtime"
     device = SimpleNamespace(type="cpu")

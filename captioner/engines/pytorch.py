@@ -20,7 +20,7 @@ from captioner.types import Grid
 
 
 class TorchEngine:
-    """An `Engine` that computes with a copy of a model, in evaluation mode and as fast as it can.
+    """Computes with a copy of a model, in evaluation mode and as fast as it can.
 
     Batch norms are folded into convolutions, so the copy cannot be trained.
 
@@ -45,6 +45,7 @@ class TorchEngine:
             torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
+        """Map B images [3, H, W] to their grid."""
         batch = torch.stack([torch.as_tensor(image) for image in images])
         batch = batch.to(self.device, self.dtype, memory_format=torch.channels_last)
         with torch.inference_mode():
@@ -53,7 +54,9 @@ class TorchEngine:
         return replace(grid, features=grid.features.float(), local=local)
 
     def generator(self, seed: int) -> torch.Generator:
+        """Return random numbers with this seed, for `generation.sample`."""
         return torch.Generator(self.device).manual_seed(seed)
 
     def seed(self, seed: int) -> None:
+        """Seed the random numbers by which hard attention samples cells."""
         torch.manual_seed(seed)
