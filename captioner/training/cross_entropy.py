@@ -135,7 +135,7 @@ def caption_losses(
         metrics["attention_divergence"] = divergence.detach()
     if reinforce is not None:
         word_rewards = -losses if reinforce.hard.reward == "minimised" else word_log_probs
-        reinforce_loss, reinforce_metrics = reinforce(output, word_rewards, lengths, words)
+        reinforce_loss, reinforce_metrics = reinforce(output, word_rewards, batch)
         total = total + reinforce_loss
         metrics |= reinforce_metrics
     return {

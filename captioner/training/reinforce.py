@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 from torch import Tensor, nn
 
 from captioner.config.settings import HardConfig
-from captioner.data.batch import unpack_by_step, word_mask
+from captioner.data.batch import Batch, unpack_by_step, word_mask
 from captioner.models.decoders.base import TeacherForcingOutput
 from captioner.runtime.distributed import mean_over_processes
-
-Count: TypeAlias = float | Tensor  # a scalar tensor where shapes are fixed (`pad_batch`)
 
 
 class MovingAverage(nn.Module):
@@ -34,7 +30,7 @@ class MovingAverage(nn.Module):
         """Return the average reward per word, a float64 scalar."""
         return self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
 
-    def observe(self, reward: Tensor, words: Count) -> None:
+    def observe(self, reward: Tensor, words: float | Tensor) -> None:
         """Learn from the rewards of a batch, the sum over the words of this process's captions.
 
         Every process calls it once for each batch.
@@ -70,19 +66,19 @@ class Reinforce(nn.Module):
         self.baseline = MovingAverage() if hard.baseline == "moving_average" else None
 
     def forward(
-        self, output: TeacherForcingOutput, word_rewards: Tensor, lengths: Tensor, words: Count
+        self, output: TeacherForcingOutput, word_rewards: Tensor, batch: Batch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what is added to the loss, and metrics.
 
         Args:
             word_rewards: [M], rewards of the single words; `hard.reward` says which.
-            lengths, words: As in `Batch`.
 
         Returns:
             The loss, and the metrics `reinforce` and `advantage` (mean square over words; zero for
             a word whose context is the expectation).
         """
-        rewards, count = self._rewards(word_rewards, lengths)
+        words = batch.words
+        rewards, count = self._rewards(word_rewards, batch.lengths)
         advantage = rewards - self._baseline(rewards, count, words)
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
@@ -99,7 +95,7 @@ class Reinforce(nn.Module):
             return by_word.sum(1, keepdim=True) * running, running.sum(1, keepdim=True) * running
         return by_word.flip(1).cumsum(1).flip(1), running.flip(1).cumsum(1).flip(1)
 
-    def _baseline(self, rewards: Tensor, count: Tensor, words: Count) -> Tensor:
+    def _baseline(self, rewards: Tensor, count: Tensor, words: float | Tensor) -> Tensor:
         """Return the baseline [N, T] of rewards that each sum `count` [N, T] words."""
         if self.baseline is not None:
             baseline = count * self.baseline().to(rewards.dtype)

@@ -264,8 +264,8 @@ def test_baselines_and_credit_take_noise_away() -> None:
 ROWS = [4, 3, 3, 1]
 
 
-def random_forced(seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Tensor]:
-    """What a decoder and its words gave for four captions, and their lengths."""
+def random_forced(seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Batch]:
+    """What a decoder and its words gave for four captions, and the captions."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(ROWS)
     words = int(lengths.sum())
@@ -281,7 +281,7 @@ def random_forced(seed: int = 0) -> tuple[TeacherForcingOutput, Tensor, Tensor]:
         log_prob=(-positive(4, 4) * running).requires_grad_(),
         beta=None,
     )
-    return forced, -3 * positive(words), lengths
+    return forced, -3 * positive(words), tiny.captions(torch.zeros(4, 4).long(), lengths)
 
 
 def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], list[list[int]]]:
@@ -298,11 +298,11 @@ def plain_rewards(log_probs: Tensor, credit: str) -> tuple[list[list[float]], li
 
 @pytest.mark.parametrize("credit", CREDITS)
 def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
-    forced, log_probs, lengths = random_forced()
+    forced, log_probs, captions = random_forced()
     hard = Reinforce(replace(NONE, credit=credit, reward_scale=0.7, entropy=0.3))
-    loss, parts = hard(forced, log_probs, lengths, int(lengths.sum()))
+    loss, parts = hard(forced, log_probs, captions)
     rewards, counts = plain_rewards(log_probs, credit)
-    found, found_counts = hard._rewards(log_probs, lengths)
+    found, found_counts = hard._rewards(log_probs, captions.lengths)
     assert found.tolist() == [pytest.approx(row, rel=1e-12, abs=1e-12) for row in rewards]
     assert found_counts.tolist() == counts
     reinforce = entropy = squares = 0.0
@@ -318,7 +318,7 @@ def test_rewards_and_the_loss_are_plain_loops(credit: Any) -> None:
     loss.backward()
     assert forced.log_prob.grad is not None
     assert forced.entropy.grad is not None
-    running = unpack_by_step(torch.ones(sum(ROWS)), lengths)
+    running = unpack_by_step(torch.ones(sum(ROWS)), captions.lengths)
     torch.testing.assert_close(
         forced.log_prob.grad * running, -0.7 * torch.tensor(rewards, dtype=torch.double) / sum(ROWS)
     )
@@ -346,7 +346,7 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
     hard = Reinforce(replace(NONE, baseline="moving_average"))
     average, weight = 0.0, 0.0
     for batch in range(6):
-        forced, log_probs, lengths = random_forced(batch)
+        forced, log_probs, captions = random_forced(batch)
         rewards, counts = plain_rewards(log_probs, "future")
         mean = average / weight if weight else 0.0
         expected = -sum(
@@ -354,7 +354,7 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
             for row in range(4)
             for t in range(4)
         )
-        loss, _ = hard(forced, log_probs, lengths, int(lengths.sum()))
+        loss, _ = hard(forced, log_probs, captions)
         assert loss.item() == pytest.approx(expected / sum(ROWS), rel=1e-10)
         average = 0.9 * average + 0.1 * log_probs.mean().item()
         weight = 0.9 * weight + 0.1
@@ -366,10 +366,10 @@ def test_the_moving_average_is_the_papers_recursion_a_word() -> None:
 def test_a_loss_that_is_not_finite_leaves_the_moving_average_as_it_was() -> None:
     """The step of it is skipped, and so is its reward."""
     hard = hard_loss("moving_average", "future")
-    forced, log_probs, lengths = random_forced(0)
-    hard(forced, log_probs, lengths, int(lengths.sum()))
+    forced, log_probs, captions = random_forced(0)
+    hard(forced, log_probs, captions)
     before = copy.deepcopy(hard.state_dict())
-    hard(forced, torch.full_like(log_probs, -torch.inf), lengths, int(lengths.sum()))
+    hard(forced, torch.full_like(log_probs, -torch.inf), captions)
     torch.testing.assert_close(dict(hard.state_dict()), dict(before), rtol=0, atol=0)
 
 
