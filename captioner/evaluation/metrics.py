@@ -158,9 +158,8 @@ def _align(
     truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}
     for image_id, texts in truths.items():
         if not texts:
-            found = "references without words" if references[image_id] else "no references"
             raise DataError(
-                f"image {image_id!r} has {found}; give at least one, or leave the image out"
+                f"image {image_id!r} has no reference with words; give one, or leave the image out"
             )
     return list(candidates), list(candidates.values()), list(truths.values())
 

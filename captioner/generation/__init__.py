@@ -1,6 +1,6 @@
 """Captions from a decoder: beam search, sampling, and scores of given captions."""
 
 from captioner.generation.beam_search import Hypothesis, search
-from captioner.generation.options import SearchOptions, StopRule
+from captioner.generation.options import SearchOptions
 from captioner.generation.sampling import sample, truncate, writable
 from captioner.generation.scoring import force_decode

@@ -63,11 +63,6 @@ def confidence_features(
     }
 
 
-def attended_vector(hypothesis: Hypothesis, image: np.ndarray) -> np.ndarray:
-    """Return the mean over the words of the annotation vectors that they attend to, [D]."""
-    return hypothesis.maps.sum(0) @ image / len(hypothesis.tokens)
-
-
 def _mean_log_prob(hypothesis: Hypothesis) -> float:
     end = [] if hypothesis.end_log_prob is None else [hypothesis.end_log_prob]
     values = [*hypothesis.log_probs.tolist(), *end]
@@ -109,7 +104,8 @@ class Calibrator:
         features: Names of the features (`confidence_features`); earlier versions had others.
         direction: D numbers. The product of the image's mean annotation vector with them is a
             further feature: how right the captions of similar training images are.
-        directions: The same of earlier versions: rows of D numbers for `attended_vector`.
+        directions: The same of earlier versions: rows of D numbers, for the mean over the words of
+            the annotation vectors that they attend to.
     """
 
     mean: tuple[float, ...]
@@ -140,8 +136,8 @@ class Calibrator:
         """Return the probability that one of the hypotheses of an image [L, D] is right."""
         features = confidence_features(hypotheses, image, index)
         inputs = [features[name] for name in self.features]
-        vector = attended_vector(hypotheses[index], image)
-        inputs += [np.array(direction) @ vector for direction in self.directions]
+        attended = hypotheses[index].maps.sum(0) @ image / len(hypotheses[index].tokens)
+        inputs += [np.array(direction) @ attended for direction in self.directions]
         if self.direction:
             inputs.append(image.mean(0) @ np.array(self.direction))
         return float(self.probabilities(np.array([inputs]))[0])

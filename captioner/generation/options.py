@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from captioner.config import DecodingConfig, HardAttentionMode, validate_section
 from captioner.config.settings import (
@@ -17,8 +17,6 @@ from captioner.config.settings import (
 )
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ConfigError
-
-StopRule: TypeAlias = Literal["first", "bound"]
 
 # A word does not come again right after these either: "a baby a baby".
 ARTICLES = ("a", "an", "the")
@@ -66,7 +64,7 @@ class SearchOptions:
     no_repeat_ngram: NonNegativeInt = 0
     no_repeat_around: tuple[tuple[int, ...], ...] = ()
     repeatable: tuple[int, ...] | None = None
-    stop: StopRule = "first"
+    stop: Literal["first", "bound"] = "first"
     at_test: HardAttentionMode | None = None
     paths: NonNegativeInt = 0
     num_captions: BeamSize = 1
