@@ -38,7 +38,6 @@ class Memory:
         values: [B, heads, L, D / heads], projected; None where the cells are the values.
         use_expectation: bool [B], images whose context is the expectation (HardSelect).
         seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
-        at_random: As in `Grid`.
     """
 
     grid: Grid
@@ -46,15 +45,13 @@ class Memory:
     values: Tensor | None = None
     use_expectation: Tensor | None = None
     seeds: Tensor | None = None
-    at_random: bool = False
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
         parts: dict[str, Any] = indexed_tensors(self, index)
-        parts["grid"] = replace(self.grid, features=self.grid.features[index])
         if seeds is not None:
             parts["seeds"] = seeds
-        return replace(self, **parts)
+        return replace(self, grid=self.grid.select(index), **parts)
 
 
 class Score(nn.Module):
@@ -307,11 +304,10 @@ class Attention(nn.Module):
         if self.training and self.select.semi_sampling and grid.seeds is not None:
             use_expectation = uniform(grid.seeds, 1).squeeze(-1) < self.select.semi_sampling
         return Memory(
-            Grid(cells, grid.height, grid.width),
+            Grid(cells, grid.height, grid.width, at_random=grid.at_random),
             self.score.keys(smoothed(grid, self.key_smoothing)),
             values=values,
             use_expectation=use_expectation,
-            at_random=grid.at_random,
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
@@ -320,7 +316,7 @@ class Attention(nn.Module):
         bias = self.window(query, memory.grid, position)
         if bias is not None:
             scores = scores + bias.unsqueeze(1)
-        if memory.at_random:  # all cells of the window alike, also those that its Gaussian prefers
+        if memory.grid.at_random:  # all cells of the window alike, whatever its Gaussian prefers
             scores = scores.masked_fill(scores > -torch.inf, 0.0)
         seeds, use_expectation = memory.seeds, memory.use_expectation
         heads = scores.shape[1]

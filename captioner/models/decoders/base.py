@@ -27,7 +27,6 @@ class TeacherForcingOutput:
         entropy: [N, T], entropy of each map.
         log_prob: [N, T], log-probability of the sampled cells.
         beta: [N, T], mean of the gate; None without a gate.
-        cells: [N, T] (or [N, T, heads]), sampled cells; None for soft attention.
     """
 
     logits: Tensor
@@ -35,7 +34,6 @@ class TeacherForcingOutput:
     entropy: Tensor
     log_prob: Tensor
     beta: Tensor | None
-    cells: Tensor | None = None
 
 
 # Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.

@@ -153,7 +153,6 @@ class LSTMDecoder(Decoder):
             entropy=pad("entropy"),
             log_prob=pad("log_prob"),
             beta=pad("beta"),
-            cells=pad("cells"),
         )
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class TransformerDecoder(Decoder):
 
     def prepare(self, grid: Grid) -> LayeredMemory:
         # Layers have values of their own: without the features, selecting images copies less.
-        empty = Grid(grid.features[..., :0], grid.height, grid.width)
+        empty = replace(grid, features=grid.features[..., :0], local=None, seeds=None)
         memories = []
         for number, layer in enumerate(self._layers()):
             seeds = None if grid.seeds is None else child_seeds(grid.seeds, number)
@@ -204,7 +204,6 @@ class TransformerDecoder(Decoder):
             entropy=attended.entropy * running,
             log_prob=attended.log_prob * running,
             beta=None,
-            cells=attended.cells,
         )
 
     def _layers(self) -> list[TransformerLayer]:

@@ -174,8 +174,6 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
     torch.testing.assert_close(forced.log_prob, expected)
     assert forced.log_prob[~running].abs().max() == 0
     assert forced.log_prob[running].max() < 0
-    assert forced.cells is not None
-    assert forced.cells.shape == (3, 6, HEADS)
 
 
 # --- positions ------------------------------------------------------------------------------------
