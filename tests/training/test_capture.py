@@ -23,6 +23,7 @@ from captioner.training.distillation import Teachers
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
 from captioner.training.step import training_step
+from captioner.training.task import TrainingTask
 from captioner.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -98,6 +99,14 @@ def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, ki
     torch.testing.assert_close(compiled(batch).loss, setup.task.train()(batch).loss)
 
 
+def step_of_fixed_shapes(setup: Setup, task: TrainingTask, **changed: Any) -> FixedShapeStep:
+    options: dict[str, Any] = {"clip_norm": 1.0, "autocast": nullcontext(), "device": CPU}
+    options |= {"kind": "off", "captions": 4, "longest": 9, **changed}
+    return FixedShapeStep(
+        task, build_optimizer(task, setup.config.optim, on_device=True), **options
+    )
+
+
 def steps_of(step: Any, batches: list[list[Batch]]) -> list[dict[str, float]]:
     """Take steps; return the metrics of each, with its norm."""
     found = []
@@ -119,21 +128,15 @@ def test_steps_of_fixed_shapes_are_those_of_packed_batches(table: Path, name: st
     batches = [[setup.dataset[(0, range(n, n + 4))] for n in (m, m + 4)] for m in (0, 8, 16)]
     batches[1][0] = replace(batches[1][0], weights=torch.full((4,), torch.inf))
     tasks = [copy.deepcopy(setup.task).train() for _ in range(2)]
-    options: dict[str, Any] = {"clip_norm": 1.0, "autocast": nullcontext(), "device": CPU}
     packed = partial(
         training_step,
         tasks[0],
         optimizer=build_optimizer(tasks[0], setup.config.optim),
-        **options,
+        clip_norm=1.0,
+        autocast=nullcontext(),
+        device=CPU,
     )
-    fixed = FixedShapeStep(
-        tasks[1],
-        build_optimizer(tasks[1], setup.config.optim, on_device=True),
-        **options,
-        kind="off",
-        captions=4,
-        longest=9,
-    )
+    fixed = step_of_fixed_shapes(setup, tasks[1])
     expected, found = steps_of(packed, batches), steps_of(fixed, batches)
     assert [step["updated"] for step in found] == [True, False, True]
     for one, other in zip(expected[::2], found[::2], strict=True):
@@ -153,16 +156,7 @@ def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
     tasks = []
     for graphs in (GraphCache(record=False), CPUGraphs()):
         tasks.append(copy.deepcopy(setup.task).train())
-        step = FixedShapeStep(
-            tasks[-1],
-            build_optimizer(tasks[-1], setup.config.optim, on_device=True),
-            clip_norm=1.0,
-            autocast=nullcontext(),
-            device=CPU,
-            kind="off",
-            captions=4,
-            longest=9,
-        )
+        step = step_of_fixed_shapes(setup, tasks[-1])
         step.graphs = step.updates = graphs
         found = steps_of(step, batches)
         assert all(each["updated"] for each in found)
@@ -179,17 +173,7 @@ def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) 
     batches = [setup.dataset[(0, range(n, n + 4))] for n in (0, 4)]
     with PretendedGPU() as gpu:
         move(setup.task)
-        optimizer = build_optimizer(setup.task.train(), setup.config.optim, on_device=True)
-        step = FixedShapeStep(
-            setup.task,
-            optimizer,
-            clip_norm=1.0,
-            autocast=nullcontext(),
-            device=CUDA,
-            kind="off",
-            captions=8,
-            longest=9,
-        )
+        step = step_of_fixed_shapes(setup, setup.task.train(), device=CUDA, captions=8)
         step(batches, learning_rate_factor=1.0)
         step(batches[:1], learning_rate_factor=0.5)
     assert not gpu.waits
@@ -206,16 +190,7 @@ def test_each_process_pads_to_its_own_share_of_a_batch(
 
 def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
     setup = ready(table, {})
-    step = FixedShapeStep(
-        setup.task.train(),
-        build_optimizer(setup.task, setup.config.optim, on_device=True),
-        clip_norm=0.0,
-        autocast=nullcontext(),
-        device=CPU,
-        kind="off",
-        captions=8,
-        longest=30,
-    )
+    step = step_of_fixed_shapes(setup, setup.task.train(), captions=8, longest=30)
     for count in (8, 3, 20):
         step([setup.dataset[(0, range(count))]], learning_rate_factor=1.0)
     assert step.shapes == {(16, 16, 12), (16, 32, 12)}

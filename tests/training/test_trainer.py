@@ -22,11 +22,6 @@ from captioner.training.setup import prepare
 from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
 
 
-@pytest.fixture
-def broken_table(tmp_path: Path) -> Path:
-    return tiny.draw_table(tmp_path / "photos", train=13)
-
-
 def train_until(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -289,8 +284,9 @@ def test_the_best_model_is_of_the_epoch_with_the_best_metric(whole: Path) -> Non
 
 
 def test_an_unreadable_training_photo_is_named_once_and_left_out(
-    broken_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    broken_table = tiny.draw_table(tmp_path / "photos", train=13)
     (broken_table / "04.jpg").write_bytes(b"damaged")
     train(tiny.recipe(broken_table, tmp_path / "run"))
     said = capsys.readouterr().err

@@ -28,17 +28,6 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
     return scores, torch.randn(B, L, D, dtype=torch.double, generator=generator)
 
 
-def test_argmax_takes_the_likeliest_cell() -> None:
-    scores, values = random_scores()
-    attended = HardSelect(AttentionConfig(at_test="argmax")).eval()(scores, values)
-    assert attended.cells is not None
-    for b, k in product(range(B), range(K)):
-        best = max(range(L), key=scores[b, k].tolist().__getitem__)
-        assert attended.cells[b, k].item() == best
-        assert torch.equal(attended.context[b, k], values[b, best])
-    assert len(attended.cells.unique()) > 1
-
-
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
     found = HardSelect(AttentionConfig(at_test="expectation")).eval()(scores, values)
@@ -156,20 +145,12 @@ def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float
 # --- hard_attention_mode --------------------------------------------------------------------------
 
 
-def test_hard_attention_mode_overrides_a_module_and_is_undone() -> None:
-    scores, values = random_scores()
-    select = HardSelect(AttentionConfig(at_test="argmax")).eval()
-    with hard_attention_mode("expectation"):
-        assert select(scores, values).cells is None
-    assert select.at_test == "argmax"
-    with pytest.raises(RuntimeError, match="on the way"), hard_attention_mode("sample"):
-        raise RuntimeError("on the way")
-    assert select.at_test == "argmax"
-
-
-def test_the_mode_of_hard_attention_belongs_to_its_thread() -> None:
+def test_the_mode_of_hard_attention_belongs_to_its_thread_and_is_undone() -> None:
     select = HardSelect(AttentionConfig()).eval()
     scores, values = torch.randn(1, 2, 6), torch.randn(1, 6, 3)
+    with pytest.raises(RuntimeError, match="on the way"), hard_attention_mode("expectation"):
+        raise RuntimeError("on the way")
+    assert select(scores, values).cells is not None
     with hard_attention_mode("expectation"):
         here = select(scores, values)
         with ThreadPoolExecutor(1) as thread:

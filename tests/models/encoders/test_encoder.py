@@ -162,9 +162,6 @@ def test_frozen_features_and_the_rest_are_the_whole_way(build: Any, first: str |
     assert torch.equal(whole.features, rest.features)
     assert (whole.height, whole.width) == (rest.height, rest.width)
     assert torch.equal(frozen, kept), "a cache must not be written over"
-    with torch.no_grad():
-        expected = encoder.eval().backbone.stages[: encoder.frozen_stages](inputs)
-    torch.testing.assert_close(frozen, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_fingerprint_covers_the_frozen_stages_and_nothing_else(build: Any) -> None:
