@@ -13,11 +13,7 @@ from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import CiderD, tokenize
 from captioner.generation import search
 from captioner.generation.arrays import to_numpy
-from captioner.generation.confidence import (
-    FEATURES,
-    Calibrator,
-    confidence_features,
-)
+from captioner.generation.confidence import FEATURES, Calibrator, confidence_features
 from captioner.log import logger, progress_bar
 
 if TYPE_CHECKING:

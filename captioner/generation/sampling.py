@@ -6,13 +6,7 @@ from collections.abc import Callable
 
 from array_api_compat import array_namespace
 
-from captioner.generation.arrays import (
-    Array,
-    Generator,
-    exponential,
-    softmax,
-    without_gradients,
-)
+from captioner.generation.arrays import Array, Generator, exponential, softmax, without_gradients
 from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
 from captioner.generation.options import SearchOptions
 from captioner.types import Grid, StepDecoder

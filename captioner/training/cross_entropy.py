@@ -148,10 +148,7 @@ def caption_losses(
 
 
 def attention_effect_loss(
-    output: TeacherForcingOutput,
-    at_random: TeacherForcingOutput,
-    batch: Batch,
-    effect: float,
+    output: TeacherForcingOutput, at_random: TeacherForcingOutput, batch: Batch, effect: float
 ) -> tuple[Tensor, Tensor]:
     """Return how far captions are from losing `effect` nats a word where attention is random.
 

@@ -184,7 +184,7 @@ class Select(nn.Module):
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
         # at least float32: maps sum to 1 under autocast too
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = at_least_float32(scores)
         if self.temperature != 1:
             scores = scores / self.temperature
         log_map = torch.log_softmax(scores, dim=-1)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from captioner.config import AttentionConfig, require_divisor
 from captioner.models.attention.attention import Score, Window, split_heads
+from captioner.runtime.device import at_least_float32
 from captioner.types import Grid
 
 
@@ -94,9 +95,8 @@ class PredictiveWindow(Window):
         self.centre = nn.Linear(query_dim, 2, bias=False)
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
-        centre = self.centre(torch.tanh(self.hidden(query)))
         # float32 under autocast: half precision cannot place a centre in a large grid
-        centre = centre.to(torch.promote_types(centre.dtype, torch.float32))
+        centre = at_least_float32(self.centre(torch.tanh(self.hidden(query))))
         share = torch.sigmoid(centre)  # [B, K, 2]
         rows = torch.arange(grid.height, device=query.device)
         columns = torch.arange(grid.width, device=query.device)

@@ -188,10 +188,7 @@ def _torchvision_network(name: str, weights: str) -> tuple[Any, Preprocessing]:
 
 def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
     """Return a network that gives the output of node `tap`, or its last feature map, as "grid"."""
-    from torchvision.models.feature_extraction import (
-        create_feature_extractor,
-        get_graph_node_names,
-    )
+    from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
     # In training mode a network may have more nodes; torchvision's warning of it helps nobody.
     quiet = {"suppress_diff_warning": True}
