@@ -90,7 +90,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
     scores = score_captions(validation.captions, references)
     return {
         "family": name,
-        **scores.metrics,
+        **scores["metrics"],
         "attention_entropy": validation.figures["attention_entropy"],
         "attention_change": validation.figures.get("attention_change"),
         "parameters": sum(p.numel() for p in model.decoder.parameters())

@@ -147,16 +147,16 @@ def score_texts(
     logger.info("scoring the captions")
     scores = score_captions(texts, references, time_limit_s=time_limit_s)
     return {
-        "metrics": scores.metrics,
+        "metrics": scores["metrics"],
         "num_images": len(texts),
         "captions": [{"image_id": i, "caption": text} for i, text in texts.items()],
         "signature": {
-            **scores.signature,
+            **scores["signature"],
             **(signature or {}),
             "photos": digest_of(names, references),
         },
-        "images": [{**image, "file_name": names[image["image_id"]]} for image in scores.images],
-        "intervals": bootstrap_intervals(ImageScores.of(scores.images)),
+        "images": [{**image, "file_name": names[image["image_id"]]} for image in scores["images"]],
+        "intervals": bootstrap_intervals(ImageScores.of(scores["images"])),
         "statistics": corpus_statistics(list(texts.values()), training_captions),
         "bias": bias_counts(texts, references),
     }

@@ -58,24 +58,6 @@ class Metric:
     needs_java: bool = False
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of a set of captions, and how they were computed; fields of results.json.
-
-    Attributes:
-        metrics: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all images, as fractions (CIDEr on
-            pycocoevalcap's scale, where 10 is the most). None is "not computed" or "not defined";
-            the signature says why.
-        images: For each image its "image_id", and by metric its "scores" and "counts"
-            (`Scored.counts`), where they were computed.
-        signature: Scorers and their versions, tokenizer, Java, number of images.
-    """
-
-    metrics: dict[str, float | None]
-    images: list[dict[str, Any]]
-    signature: dict[str, str]
-
-
 def quick_scores(
     candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
 ) -> dict[str, float]:
@@ -94,7 +76,7 @@ def score_captions(
     references: Mapping[Any, Sequence[str]],
     *,
     time_limit_s: float = 600.0,
-) -> Scores:
+) -> dict[str, Any]:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
     Its tokenizer and METEOR are Java programs. Where the tokenizer does not work, BLEU, ROUGE-L and
@@ -104,6 +86,12 @@ def score_captions(
         candidates: Image id -> caption; an empty caption counts as one without words.
         references: The same ids -> one or more captions of each.
         time_limit_s: Seconds for Java; scores computed by then are kept.
+
+    Returns:
+        Parts of results.json. `metrics`: Bleu_1 to Bleu_4, METEOR, ROUGE_L and CIDEr over all
+        images, as fractions (CIDEr up to 10); None is "not computed" or "not defined", and the
+        signature says why. `images`: each one's `image_id`, and by metric its `scores` and
+        `counts`. `signature`: scorers and their versions, tokenizer, Java, number of images.
     """
     from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
 
@@ -146,7 +134,7 @@ def score_captions(
         for row, image_id in enumerate(ids)
     ]
     whole = {name: table[name].corpus if name in table else None for name in names}
-    return Scores(whole, images, signature)
+    return {"metrics": whole, "images": images, "signature": signature}
 
 
 def _align(

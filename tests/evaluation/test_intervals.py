@@ -78,12 +78,13 @@ def test_the_whole_set_gives_the_corpus_figures_and_lies_in_its_interval(
     candidates, references = sentences(2, 60)
     by_id = dict(enumerate(candidates)), dict(enumerate(references))
     scores = score_captions(*by_id)
-    images = ImageScores.of(scores.images)
+    images = ImageScores.of(scores["images"])
     whole = images.corpus(np.ones(60))
     intervals = bootstrap_intervals(images)
-    assert set(whole) == set(intervals) == {n for n, v in scores.metrics.items() if v is not None}
+    metrics = scores["metrics"]
+    assert set(whole) == set(intervals) == {n for n, v in metrics.items() if v is not None}
     for name, value in whole.items():
-        assert float(value) == pytest.approx(scores.metrics[name], rel=1e-12), name
+        assert float(value) == pytest.approx(metrics[name], rel=1e-12), name
         low, high = intervals[name]
         assert low < float(value) < high, name
     assert intervals == bootstrap_intervals(images)

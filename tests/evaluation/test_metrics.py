@@ -15,7 +15,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from captioner.errors import DataError
 from captioner.evaluation import metrics
-from captioner.evaluation.metrics import CiderD, Scores, quick_scores, score_captions
+from captioner.evaluation.metrics import CiderD, quick_scores, score_captions
 
 NGRAM_METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 CANDIDATES = {1: "a black dog runs in the snow", 2: "two men sit on a red bench"}
@@ -30,8 +30,8 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
 
 
-def per_image(scores: Scores, metric: str) -> dict[Any, float]:
-    found = {image["image_id"]: image["scores"].get(metric) for image in scores.images}
+def per_image(scores: dict[str, Any], metric: str) -> dict[Any, float]:
+    found = {image["image_id"]: image["scores"].get(metric) for image in scores["images"]}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -101,12 +101,12 @@ def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(
     scores = score_captions(candidates, dict(enumerate(GOLDEN_CAPTIONS.values())))
     expected: dict[str, float | None] = dict(GOLDEN_SCORES)
     if has_java:
-        assert scores.signature["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
+        assert scores["signature"]["tokenizer"] == "PTB 3.4.1 via pycocoevalcap"
         assert list(per_image(scores, "METEOR").values()) == pytest.approx(GOLDEN_METEOR, abs=1e-6)
     else:
-        assert scores.signature["tokenizer"] == "python (nltk)"
+        assert scores["signature"]["tokenizer"] == "python (nltk)"
         expected["METEOR"] = None
-    assert scores.metrics == pytest.approx(expected, abs=1e-6)
+    assert scores["metrics"] == pytest.approx(expected, abs=1e-6)
     assert list(per_image(scores, "CIDEr").values()) == pytest.approx(GOLDEN_CIDER, abs=1e-6)
 
 
@@ -127,16 +127,16 @@ def test_quick_scores_of_real_captions_are_near_the_published_ones(
 @pytest.mark.usefixtures("no_java")
 def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
     scores = score_captions(CANDIDATES, REFERENCES)
-    assert list(scores.metrics) == [
+    assert list(scores["metrics"]) == [
         *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
     ]
-    assert scores.metrics["METEOR"] is None
+    assert scores["metrics"]["METEOR"] is None
     assert not per_image(scores, "METEOR")
     expected = {"METEOR": "not computed: no Java on PATH", "java": "none"}
     expected |= {"tokenizer": "python (nltk)", "num_images": "2", "Bleu": "pycocoevalcap 1.2"}
-    assert expected.items() <= scores.signature.items()
+    assert expected.items() <= scores["signature"].items()
     quick = quick_scores(CANDIDATES, REFERENCES)
-    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == quick
+    assert {name: scores["metrics"][name] for name in NGRAM_METRICS} == quick
     assert all(quick[name] > 0 for name in ("Bleu_4", "ROUGE_L", "CIDEr"))
 
 
@@ -160,10 +160,10 @@ def test_empty_captions_score_nothing_and_stop_nothing() -> None:
 def test_cider_of_a_single_image_is_not_defined() -> None:
     one, truth = {1: CANDIDATES[1]}, {1: REFERENCES[1]}
     scores = score_captions(one, truth)
-    assert scores.metrics["CIDEr"] is None
+    assert scores["metrics"]["CIDEr"] is None
     assert not per_image(scores, "CIDEr")
-    assert scores.signature["CIDEr"].startswith("not defined: ")
-    assert scores.metrics["Bleu_1"] is not None
+    assert scores["signature"]["CIDEr"].startswith("not defined: ")
+    assert scores["metrics"]["Bleu_1"] is not None
     assert "CIDEr" not in quick_scores(one, truth)
 
 
@@ -208,12 +208,12 @@ def test_meteor_takes_empty_captions_line_breaks_and_its_own_separator(
     }
     scores = score_captions(candidates, references)
     assert capfd.readouterr() == ("", "")
-    assert scores.signature["tokenizer"] == metrics.PTB_TOKENIZER
+    assert scores["signature"]["tokenizer"] == metrics.PTB_TOKENIZER
     meteor = per_image(scores, "METEOR")
     assert meteor[1] == meteor[2] == meteor[3] > 0.5
     assert meteor[4] == meteor[5] == meteor[6] == meteor[8] == 0
     assert meteor[7] > 0.9
-    whole = scores.metrics["METEOR"]
+    whole = scores["metrics"]["METEOR"]
     assert whole is not None
     assert 0 < whole < meteor[1]
 
@@ -291,13 +291,13 @@ def test_a_java_that_hangs_or_fails_costs_only_what_it_computes(
     if hangs:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
-    assert scores.metrics["METEOR"] is None
-    assert scores.signature["METEOR"].startswith("not computed: ")
-    assert reason in scores.signature["METEOR"]
-    assert scores.signature["tokenizer"] == tokenizer
-    assert scores.signature["java"] == ("99.1" if VERSION in cases else "none")
+    assert scores["metrics"]["METEOR"] is None
+    assert scores["signature"]["METEOR"].startswith("not computed: ")
+    assert reason in scores["signature"]["METEOR"]
+    assert scores["signature"]["tokenizer"] == tokenizer
+    assert scores["signature"]["java"] == ("99.1" if VERSION in cases else "none")
     expected = quick_scores(CANDIDATES, REFERENCES)
-    assert {name: scores.metrics[name] for name in NGRAM_METRICS} == pytest.approx(expected)
+    assert {name: scores["metrics"][name] for name in NGRAM_METRICS} == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("no_java")
@@ -306,9 +306,9 @@ def test_references_without_words_lower_no_score() -> None:
     references = {1: ["a dog runs fast", "the dog"], 2: ["a cat sleeps"]}
     with_empty = {1: [*references[1], "", "..."], 2: ["?", *references[2]]}
     clean, found = (score_captions(captions, refs) for refs in (references, with_empty))
-    assert found.metrics == clean.metrics
-    assert found.signature["references_without_words"] == "3 left out"
-    assert "references_without_words" not in clean.signature
+    assert found["metrics"] == clean["metrics"]
+    assert found["signature"]["references_without_words"] == "3 left out"
+    assert "references_without_words" not in clean["signature"]
 
 
 WORDS = [f"w{number}" for number in range(30)]
