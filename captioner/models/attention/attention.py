@@ -51,7 +51,8 @@ class Memory:
         parts: dict[str, Any] = indexed_tensors(self, index)
         if seeds is not None:
             parts["seeds"] = seeds
-        return replace(self, grid=self.grid.select(index), **parts)
+        grid = replace(self.grid, features=self.grid.features[index])
+        return replace(self, grid=grid, **parts)
 
 
 class Score(nn.Module):
@@ -184,7 +185,7 @@ class Select(nn.Module):
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
         # at least float32: maps sum to 1 under autocast too
-        scores = at_least_float32(scores)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.temperature != 1:
             scores = scores / self.temperature
         log_map = torch.log_softmax(scores, dim=-1)
