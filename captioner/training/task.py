@@ -60,13 +60,3 @@ class TrainingTask(nn.Module, ABC):
         """Return the loss of no caption, zero with a graph for the backward pass."""
         zero = 0.0 * self.model.decoder.embedding.weight.sum()
         return LossOutput(zero, {"total": zero.detach()})
-
-    def training_state(self) -> dict[str, object]:
-        """Return the state of the task apart from the model's weights, for a checkpoint."""
-        state = self.state_dict()
-        return {name: value for name, value in state.items() if not name.startswith("model.")}
-
-    def load_training_state(self, state: dict[str, object]) -> None:
-        """Load what `training_state` returned; a RuntimeError if that was another task's."""
-        weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        self.load_state_dict({**weights, **state})

@@ -298,7 +298,11 @@ class Trainer:
             "skipped_steps": int(self.skipped_steps),
             "optimizer": self.optimizer.state_dict(),
             "data": setup.data_digests,
-            "task": self.task.training_state(),
+            "task": {
+                name: value
+                for name, value in self.task.state_dict().items()
+                if not name.startswith("model.")
+            },
         }
         if self.averaged:  # the model file holds the averaged weights, and frozen stages are alike
             state["raw"] = {
@@ -330,7 +334,8 @@ class Trainer:
             self.optimizer.load_state_dict(
                 {"state": state["optimizer"]["state"], "param_groups": groups}
             )
-            self.task.load_training_state(state["task"])
+            weights = {f"model.{name}": x for name, x in self.model.state_dict().items()}
+            self.task.load_state_dict({**weights, **state["task"]})
             state.setdefault("lr_drops", state.get("drops"))  # its name in earlier versions
             state.setdefault("before", None)  # they lack it
             for name in COUNTERS:
