@@ -105,7 +105,7 @@ class LSTMDecoder(Decoder):
     def step(
         self, tokens: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[Tensor, AttentionOutput, LSTMState]:
-        words = self.embed(tokens)
+        words = self.embed_dropout(self.embedding(tokens))
         attended, state = self.lstm_step(self.word_gates(words), state, memory)
         return self.compute_logits(words, state.output, attended.context), attended, state
 
@@ -114,7 +114,8 @@ class LSTMDecoder(Decoder):
 
     def forward(self, memory: Memory, tokens: Tensor, lengths: Tensor) -> TeacherForcingOutput:
         running_words = word_mask(lengths)  # [N, T]
-        words = self.embed(tokens[:, : running_words.shape[1]])  # [N, T, E]
+        tokens = tokens[:, : running_words.shape[1]]
+        words = self.embed_dropout(self.embedding(tokens))  # [N, T, E]
         # unbind: the gradient of a slice for each step would be as large as all steps together
         word_gates = self.word_gates(words).unbind(1)
         state = self.start(memory)
@@ -154,9 +155,6 @@ class LSTMDecoder(Decoder):
             log_prob=pad("log_prob"),
             beta=pad("beta"),
         )
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.embed_dropout(self.embedding(tokens))
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
