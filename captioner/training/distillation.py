@@ -97,8 +97,7 @@ def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary)
     frozen_stages = student.encoder.frozen_stages
     device = student.decoder.embedding.weight.device
     for name in config.loss.teachers:
-        with torch.random.fork_rng(devices=[]):  # building it must not change the run's numbers
-            model, model_config, words = load_model(model_folder(name), device)
+        model, model_config, words = load_model(model_folder(name), device)
         if config.data.cache and len(model.encoder.backbone.stages) >= frozen_stages:
             model.encoder.frozen_stages = frozen_stages
         same = {

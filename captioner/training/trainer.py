@@ -108,9 +108,7 @@ class Trainer:
         writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
             if validate_start and self.step == 0:
-                devices = [self.device] if self.device.type == "cuda" else []
-                with torch.random.fork_rng(devices=devices):
-                    self.before = self._validate().figures.get("CIDEr")
+                self.before = self._validate().figures.get("CIDEr")
                 if self.before is not None:
                     count = len(self.setup.validation.images)
                     logger.info(f"before: CIDEr {self.before:.3f} on {count} photos")
