@@ -61,23 +61,19 @@ def free_port() -> int:
         return port
 
 
+def worlds(count: int = 2) -> list[dict[str, str]]:
+    """The environment of each process of a run, as torchrun sets it."""
+    world = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world["WORLD_SIZE"] = str(count)
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
 def start(
     programs: Programs, count: int, run: Path, changes: dict[str, Any], root: Path
 ) -> list[Running]:
-    """Start so many processes of ranks.py, as torchrun would."""
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(count),
-    }
-    given = (root, run, json.dumps(changes))
-    return [
-        programs.start(
-            "tests/training/ranks.py", *given, **environment, RANK=str(rank), LOCAL_RANK=str(rank)
-        )
-        for rank in range(count)
-    ]
+    """Start so many processes of ranks.py."""
+    given = ("tests/training/ranks.py", root, run, json.dumps(changes))
+    return [programs.start(*given, **world) for world in worlds(count)]
 
 
 def finish(running: list[Running]) -> list[ProgramResult]:
@@ -169,11 +165,10 @@ def test_a_mistake_of_one_process_alone_ends_all_and_is_reported_once(
 ) -> None:
     """As on a machine that lacks the data, while the others go on to exchange tensors."""
     write_recipes(table, tmp_path, "run")
-    port, running = str(free_port()), []
-    for rank, root in (("0", table), ("1", tmp_path / "missing")):
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank}
-        options = ("--config", tmp_path / "run.yaml", "--data.root", root)
-        running.append(programs.start("train.py", *options, OMP_NUM_THREADS="1", **world))
+    options = ("train.py", "--config", tmp_path / "run.yaml", "--data.root")
+    roots = (table, tmp_path / "missing")
+    pairs = zip(roots, worlds(), strict=True)
+    running = [programs.start(*options, root, **world) for root, world in pairs]
     first, second = (each.wait() for each in running)
     assert str(tmp_path / "missing") in second.sentence()
     assert first.code == 2
@@ -187,13 +182,11 @@ def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
 ) -> None:
     """As users start it: what torch's C++ code writes is decided when torch is imported."""
     write_recipes(table, tmp_path, "run")
-    port = str(free_port())
     command = [sys.executable, "train.py", "--config", tmp_path / "run.yaml", "--train.epochs=99"]
     running = []
-    for rank in "01":
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, **world, "OMP_NUM_THREADS": "1", "RANK": rank}
-        with (tmp_path / rank).open("w") as said:
+    for world in worlds():
+        environment = {**os.environ, **world}
+        with (tmp_path / world["RANK"]).open("w") as said:
             running.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=said))
     end_s = time.monotonic() + TIME_LIMIT_S
     try:
@@ -216,15 +209,8 @@ def test_of_a_killed_fellow_a_user_sees_one_sentence_and_no_frames(
 
 
 def start_recipe(programs: Programs, recipe: Path, *options: str) -> list[Running]:
-    """Start the command in two processes, as torchrun would."""
-    port = str(free_port())
-    return [
-        programs.start(
-            "train.py", "--config", recipe, *options, OMP_NUM_THREADS="1", WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=rank, LOCAL_RANK=rank,
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
+    """Start the command in two processes."""
+    return [programs.start("train.py", "--config", recipe, *options, **world) for world in worlds()]
 
 
 def write_recipes(table: Path, folder: Path, *names: str) -> None:
