@@ -225,22 +225,21 @@ class Graph:
             "ENABLE_CPU_PINNING": False,  # or two processes would share some cores
         }
         compile_graph = partial(core.compile_model, path, "CPU")
-        try:
-            if cache is None:
-                self._compiled = compile_graph(settings)
-            else:
-                try:
-                    # OpenVINO reads its cache through a memory map: a file that another process
-                    # still writes would end this one by SIGBUS.
-                    from filelock import FileLock
+        compiled = None
+        if cache is not None:
+            # OpenVINO reads its cache through a memory map: a file that another process still
+            # writes would end this one by SIGBUS.
+            from filelock import FileLock
 
-                    with FileLock(cache / ".lock", timeout=_CACHE_TIMEOUT_S):
-                        self._compiled = compile_graph({**settings, "CACHE_DIR": str(cache)})
-                except OSError:  # not to be locked, or for long by another
-                    self._compiled = compile_graph(settings)
-                except RuntimeError:  # a full disk, or a damaged cache
-                    shutil.rmtree(cache, ignore_errors=True)
-                    self._compiled = compile_graph(settings)
+            try:
+                with FileLock(cache / ".lock", timeout=_CACHE_TIMEOUT_S):
+                    compiled = compile_graph({**settings, "CACHE_DIR": str(cache)})
+            except OSError:  # not to be locked, or for long by another
+                pass
+            except RuntimeError:  # a full disk, or a damaged cache
+                shutil.rmtree(cache, ignore_errors=True)
+        try:
+            self._compiled = compile_graph(settings) if compiled is None else compiled
         except RuntimeError:  # whose message is many lines about OpenVINO's source
             raise CheckpointError(
                 f"{path}: is no graph that this version of captioner can compute; {remedy}"
