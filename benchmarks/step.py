@@ -17,9 +17,9 @@ from captioner.data.batch import Batch, word_mask
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     HardSelect,
     SoftSelect,
+    Window,
 )
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.cuda_graphs import GraphCache
@@ -35,7 +35,7 @@ def build_decoder(*, hard: bool = False) -> LSTMDecoder:
         HardSelect(AttentionConfig(semi_sampling=0.0)) if hard else SoftSelect(AttentionConfig())
     )
     score = AdditiveScore(AttentionConfig(dim=SIZE), query_dim=SIZE, feature_dim=D)
-    attention = Attention(score, GlobalWindow(AttentionConfig(), query_dim=SIZE), select)
+    attention = Attention(score, Window(AttentionConfig(), query_dim=SIZE), select)
     config = DecoderConfig(hidden_dim=SIZE, embed_dim=SIZE, gate="vector", output="plain")
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D)
 

@@ -18,9 +18,9 @@ from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     Memory,
     SoftSelect,
+    Window,
 )
 from captioner.models.decoders.base import Decoder
 from captioner.models.decoders.lstm import LSTMDecoder
@@ -37,7 +37,7 @@ def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any)
     torch.manual_seed(seed)
     attention = Attention(
         AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         SoftSelect(AttentionConfig()),
     )
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)

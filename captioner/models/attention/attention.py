@@ -149,22 +149,19 @@ class AdditiveScore(Score):
 
 
 class Window(nn.Module):
-    """Restricts attention to some of the cells. Built from the settings and `query_dim` (H).
+    """The cells that may be attended to: all, as in the paper, unless overridden.
 
-    `forward(query, grid, position)` returns the bias on the scores, [B, K, L] in log space, -inf
-    outside of the window; None for no bias. A bias before the softmax, instead of a factor after it
-    (Luong et al., 2015, equation 10), keeps the map a distribution. query is the decoder's state
-    [B, K, H], position the number of the word to be written, from 0: one for all, or [K].
+    Built from the settings and `query_dim` (H). `forward(query, grid, position)` returns the bias
+    on the scores, [B, K, L] in log space, -inf outside of the window; None for no bias. A bias
+    before the softmax, instead of a factor after it (Luong et al., 2015, equation 10), keeps the
+    map a distribution. query is the decoder's state [B, K, H], position the number of the word to
+    be written, from 0: one for all, or [K].
     """
-
-
-class GlobalWindow(Window):
-    """Every cell, as in the paper (Luong et al., 2015, section 3.1)."""
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
 
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         return None
 
 

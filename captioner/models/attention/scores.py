@@ -89,7 +89,7 @@ class PredictiveWindow(Window):
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__()
+        super().__init__(config, query_dim=query_dim)
         self.radius = config.radius
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 2, bias=False)
@@ -118,7 +118,7 @@ class MonotonicWindow(Window):
     """
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__()
+        super().__init__(config, query_dim=query_dim)
         self.radius = config.radius
         self.words = config.words
 

@@ -15,11 +15,11 @@ from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     AdditiveScore,
     Attention,
-    GlobalWindow,
     HardSelect,
     HeadValues,
     Select,
     SoftSelect,
+    Window,
 )
 from captioner.models.attention.scores import DotScore
 from captioner.runtime.draws import child_seeds
@@ -36,7 +36,7 @@ def random_attention() -> tuple[Attention, Grid]:
     for parameter in score.parameters():
         nn.init.normal_(parameter)
     attention = Attention(
-        score, GlobalWindow(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
+        score, Window(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
     ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
@@ -76,7 +76,7 @@ def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -
     torch.manual_seed(0)
     attention = Attention(
         DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
-        GlobalWindow(AttentionConfig(), query_dim=H),
+        Window(AttentionConfig(), query_dim=H),
         select or SoftSelect(AttentionConfig()),
         values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
     )

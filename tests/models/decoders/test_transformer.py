@@ -17,10 +17,10 @@ from captioner.errors import ConfigError
 from captioner.generation import SearchOptions, search
 from captioner.models.attention.attention import (
     Attention,
-    GlobalWindow,
     HardSelect,
     HeadValues,
     SoftSelect,
+    Window,
 )
 from captioner.models.attention.scores import DotScore
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
@@ -46,7 +46,7 @@ def random_decoder(
             DotScore(
                 AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=dim
             ),
-            GlobalWindow(AttentionConfig(), query_dim=H),
+            Window(AttentionConfig(), query_dim=H),
             select(),
             values=HeadValues(feature_dim=dim, context_dim=H, heads=grid_heads),
         )
