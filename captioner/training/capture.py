@@ -38,11 +38,7 @@ def step_kind(
         return "off"
     hard = config.attention.select == "hard"
     if kind == "inductor" and hard and device.type == "cuda":
-        logger.info(
-            "train.compile: steps are recorded as CUDA graphs, because inductor cannot compile the "
-            "integers of hard attention's draws for a GPU"
-        )
-        kind = "graphs"
+        kind = "graphs"  # inductor cannot compile the integers of the draws for a GPU
     averages = hard and config.hard.baseline == "moving_average"
     trains_batch_norm = config.encoder.trainable_from and config.encoder.batch_norm == "train"
     reasons = {
