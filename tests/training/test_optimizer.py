@@ -42,12 +42,9 @@ def small_model(
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def task_of(model: CaptionModel) -> CrossEntropyTask:
-    return CrossEntropyTask(model, LossConfig())
-
-
-def settings_by_name(task: CrossEntropyTask, config: OptimConfig) -> dict[str, dict[str, Any]]:
+def settings_by_name(model: CaptionModel, config: OptimConfig) -> dict[str, dict[str, Any]]:
     """Return the settings of each optimized parameter; those of the model without `model.`."""
+    task = CrossEntropyTask(model, LossConfig())
     names = {id(p): name.removeprefix("model.") for name, p in task.named_parameters()}
     optimizer = build_optimizer(task, config)
     found = [
@@ -64,7 +61,7 @@ def settings_by_name(task: CrossEntropyTask, config: OptimConfig) -> dict[str, d
 def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddings: bool) -> None:
     model = small_model(tie_embeddings=tie_embeddings)
     config = OptimConfig(name=kind, lr=1e-3, encoder_lr=1e-4, weight_decay=0.03)
-    found = settings_by_name(task_of(model), config)
+    found = settings_by_name(model, config)
     assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
     decaying = set()
     for name, settings in found.items():
@@ -95,9 +92,8 @@ def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddi
 
 
 def factors(steps: int, **settings: Any) -> list[float]:
-    drops = settings.pop("drops", 0)
     config = OptimConfig(**{"warmup_steps": 0, **settings})
-    return [learning_rate_factor(step, steps, config, drops) for step in range(steps)]
+    return [learning_rate_factor(step, steps, config) for step in range(steps)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])

@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def first_batch(setup: Setup, count: int = 6) -> Batch:
-    return setup.dataset[(0, range(count))].to(CPU)
+def first_batch(setup: Setup) -> Batch:
+    return setup.dataset[(0, range(6))].to(CPU)
 
 
 def gradients(task: torch.nn.Module) -> dict[str, torch.Tensor | None]:
