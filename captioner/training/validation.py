@@ -177,7 +177,7 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     return {name: float(values.mean()) for name, values in joined.items() if len(values)}
 
 
-_warn_once = lru_cache(maxsize=2)(logger.warning)
+_warn_once = lru_cache(maxsize=1)(logger.warning)
 
 
 def print_validation(epoch: int, step: int, figures: dict[str, float], config: Config) -> None:
@@ -190,14 +190,11 @@ def print_validation(epoch: int, step: int, figures: dict[str, float], config: C
     )
     if config.decoder.kind == "mean" or step < max(EARLY_STEPS, config.optim.warmup_steps):
         return
-    if figures["attention_entropy"] > FLAT_ENTROPY:
+    entropy, change = figures["attention_entropy"], figures.get("attention_change", 1.0)
+    if entropy > FLAT_ENTROPY or change < FROZEN_CHANGE:
         _warn_once(
-            "attention is flat, like a uniform map; lower loss.doubly_stochastic or optim.lr"
-        )
-    elif figures.get("attention_change", 1.0) < FROZEN_CHANGE:
-        _warn_once(
-            "attention is frozen: its maps hardly change from word to word; train longer or lower "
-            "loss.doubly_stochastic"
+            "attention is flat, or its maps hardly change from word to word; train longer, or "
+            "lower loss.doubly_stochastic or optim.lr"
         )
 
 
