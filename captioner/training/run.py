@@ -167,7 +167,7 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     logger.info(f"fitting the calibrator of confidence on {count} photos, and on training photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
-        calibrator, report = fit(
+        calibrator, _ = fit(
             [
                 collect(captioner, name, members, setup.dataset.images)
                 for name, members in setup.validation.sources.items()
@@ -177,12 +177,6 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
         add_files(best, {CALIBRATOR: calibrator.to_json()})
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
-        return
-    everything = report["all"]
-    logger.info(
-        f"calibrator: area under the curve {everything['auc']:.3f}, expected calibration error "
-        f"{everything['ece']:.3f}, by cross-fitting on {everything['num_images']} photos"
-    )
 
 
 def _checked_settings(run: Path, config: Config) -> Config:
