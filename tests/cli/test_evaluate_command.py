@@ -308,7 +308,7 @@ def write(path: Path, captions: dict[int, str], references: dict[int, list[str]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", "/nowhere")  # no Java, which takes seconds
         scores = score_captions(captions, references)
-    write_json(path, vars(scores))
+    write_json(path, scores)
     return path
 
 
