@@ -38,7 +38,11 @@ def step_kind(
         return "off"
     hard = config.attention.select == "hard"
     if kind == "inductor" and hard and device.type == "cuda":
-        kind = "graphs"  # inductor cannot compile the integers of the draws for a GPU
+        logger.info(
+            "train.compile: steps are recorded as CUDA graphs, because inductor cannot compile the "
+            "integers of hard attention's draws for a GPU"
+        )
+        kind = "graphs"
     averages = hard and config.hard.baseline == "moving_average"
     trains_batch_norm = config.encoder.trainable_from and config.encoder.batch_norm == "train"
     reasons = {
