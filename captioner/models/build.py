@@ -76,6 +76,10 @@ def build_encoder(
     if config.self_attention_layers:
         dim, heads = config.project_dim or backbone.channels, config.self_attention_heads
         require_divisor("encoder.self_attention_heads", heads, dim, "D")
+        if dim % 4:
+            raise ConfigError(
+                f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
+            )
         self_attention = GridSelfAttention(
             dim=dim,
             layers=config.self_attention_layers,

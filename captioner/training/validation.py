@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -177,9 +176,6 @@ def generated_attention_statistics(hypotheses: Sequence[Hypothesis]) -> dict[str
     return {name: float(values.mean()) for name, values in joined.items() if len(values)}
 
 
-_warn_once = lru_cache(maxsize=1)(logger.warning)
-
-
 def print_validation(epoch: int, step: int, figures: dict[str, float], config: Config) -> None:
     """Print the figures of an epoch, and warn of attention that says nothing."""
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
@@ -192,7 +188,7 @@ def print_validation(epoch: int, step: int, figures: dict[str, float], config: C
         return
     entropy, change = figures["attention_entropy"], figures.get("attention_change", 1.0)
     if entropy > FLAT_ENTROPY or change < FROZEN_CHANGE:
-        _warn_once(
+        logger.warning(
             "attention is flat, or its maps hardly change from word to word; train longer, or "
             "lower loss.doubly_stochastic or optim.lr"
         )
