@@ -68,10 +68,7 @@ class Hypothesis:
 
 
 def search(
-    decoder: StepDecoder,
-    grid: Grid,
-    options: SearchOptions,
-    graphs: GraphCache | None = None,
+    decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache | None = None
 ) -> list[list[Hypothesis]]:
     """Caption every image of the grid; no image's result depends on the others.
 

@@ -18,10 +18,11 @@ from captioner.config import (
 from captioner.config.validation import validate
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Attention, HeadValues
+from captioner.models.attention.self_attention import GridSelfAttention
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.backbones.sources import set_drop_path
 from captioner.models.decoders.base import Decoder
-from captioner.models.model import CaptionModel, Encoder, GridSelfAttention
+from captioner.models.model import CaptionModel, Encoder
 from captioner.registry import DECODERS, SCORES, SELECTS, WINDOWS
 
 ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)

@@ -151,12 +151,7 @@ class Caption:
         save_bytes(self.picture_bytes(kind[1:], style, name=path.stem), path)
 
     def picture_bytes(
-        self,
-        kind: str,
-        style: Style = None,
-        *,
-        name: str = "photo",
-        model: str = "caption",
+        self, kind: str, style: Style = None, *, name: str = "photo", model: str = "caption"
     ) -> bytes:
         """Return a picture of the caption with its attention maps as the bytes of a file.
 

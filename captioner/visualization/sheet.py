@@ -24,16 +24,7 @@ from captioner.visualization.style import (
     Style,
     scale_octaves,
 )
-from captioner.visualization.typography import (
-    INK,
-    MUTED,
-    RULE,
-    WARNING,
-    fit,
-    font,
-    one_line,
-    wrap,
-)
+from captioner.visualization.typography import INK, MUTED, RULE, WARNING, fit, font, one_line, wrap
 
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captioner.models.model import GridSelfAttention, grid_positions
+from captioner.models.attention.self_attention import GridSelfAttention, grid_positions
 
 ROWS, COLUMNS, D = 3, 4, 8
 L = ROWS * COLUMNS
@@ -51,7 +51,10 @@ def test_positions_are_a_plain_loop_over_rows_and_columns(
 
 @torch.no_grad()
 def test_without_positions_it_is_torchs_own_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captioner.models.model.grid_positions", lambda *_, **__: torch.zeros(L, D))
+    monkeypatch.setattr(
+        "captioner.models.attention.self_attention.grid_positions",
+        lambda *_, **__: torch.zeros(L, D),
+    )
     ours, words = random_layers(), random_cells()
     found = ours(words, ROWS, COLUMNS)
     for layer in ours.layers:
