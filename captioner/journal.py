@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,14 @@ def files_of_others(folder: Path, names: Iterable[str]) -> list[str]:
     ours = {name for record in records.values() for name in record["pictures"]}
     if records:
         ours.add(JOURNAL)
-    return sorted(
-        name
-        for name in names
-        if not name.startswith(".") and name not in ours and not name.endswith(PICTURE_ENDINGS)
-    )
+    drawn = {record["name"] for record in records.values()}
+
+    def is_ours(name: str) -> bool:
+        word = re.fullmatch(r"(.+)\.\d\d+-.+\.png", name)  # of whatever caption it had
+        is_word = word is not None and word[1] in drawn
+        return name.startswith(".") or name in ours or name.endswith(PICTURE_ENDINGS) or is_word
+
+    return sorted(itertools.filterfalse(is_ours, names))
 
 
 def read_journal(file: Path) -> dict[str, dict[str, Any]]:
@@ -42,7 +47,7 @@ def read_journal(file: Path) -> dict[str, dict[str, Any]]:
             image, *_ = [record[key] for key in ("image", "name", "pictures")]
             records[image] = record
         except (ValueError, LookupError, TypeError):
-            if line.startswith(b'{"image": ') and not line.endswith(b"}"):
+            if b'{"image": '.startswith(line[:10]) and not line.endswith(b"}"):
                 continue
             raise CaptionerError(
                 f"{file} is no journal of captioner and stays as it is; choose another --output"

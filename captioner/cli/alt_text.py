@@ -102,25 +102,35 @@ class TextWriter:
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
         if withheld or not isinstance(photo, Path):
             return written
-        try:
-            if "xmp" in options.write:
-                name = photo.stem if options.xmp_name == "replace" else photo.name
-                file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
-                merge, overwrite = options.xmp_merge, options.overwrite
-                is_new = save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
-                (written if is_new else self._kept).append(file)
-            if "txt" in options.write:
-                file = self._claimed(photo.with_suffix(".txt"), photo)
-                if os.path.lexists(file) and not options.overwrite:
-                    self._kept.append(file)
-                else:
-                    text = f"{options.prefix.rstrip()} {caption}".lstrip()
-                    text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
-                    save_bytes(f"{text}\n".encode(errors="backslashreplace"), file)
-                    written.append(file)
-        except CaptionerError as error:
-            self.failed(error)
+        for kind, save in (("xmp", self._save_sidecar), ("txt", self._save_text)):
+            try:
+                if kind in options.write:
+                    file, has_text = save(photo, caption)
+                    (written if has_text or options.overwrite else self._kept).append(file)
+            except CaptionerError as error:
+                self.failed(error)
         return written
+
+    def _save_sidecar(self, photo: Path, caption: str) -> tuple[Path, bool]:
+        """Write a photo's sidecar; return it, and whether it has this text."""
+        options, text = self.arguments, alt_text(caption)
+        name = photo.stem if options.xmp_name == "replace" else photo.name
+        file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
+        merge, overwrite = options.xmp_merge, options.overwrite
+        return file, save_sidecar(file, text, merge=merge, overwrite=overwrite)
+
+    def _save_text(self, photo: Path, caption: str) -> tuple[Path, bool]:
+        """Write a photo's text file; return it, and whether it has this text."""
+        options, file = self.arguments, self._claimed(photo.with_suffix(".txt"), photo)
+        text = f"{options.prefix.rstrip()} {caption}".lstrip()
+        text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
+        return file, self._save(f"{text}\n".encode(errors="backslashreplace"), file)
+
+    def _save(self, content: bytes, file: Path) -> bool:
+        """Write a file unless another is there; return whether it has this content."""
+        if not os.path.lexists(file) or self.arguments.overwrite:
+            save_bytes(content, file)
+        return file.is_file() and file.read_bytes() == content
 
     def _claimed(self, file: Path, photo: Path) -> Path:
         """Return the file of a photo; a CaptionerError if another photo of this run has it."""
@@ -137,8 +147,7 @@ class TextWriter:
         Texts that a table has already stay, as somebody may have corrected them.
         Copies go next to the pages, or to --output, where none replaces another.
         """
-        contents: dict[Path, bytes] = {}
-        output = self.arguments.output
+        written, output = list[Path](), self.arguments.output
         if "csv" in self.arguments.write:
             rows = self._table
             for photo in photos:
@@ -153,28 +162,29 @@ class TextWriter:
                         self._kept.append(photo)
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows([self._heading, *rows.values()])
-            contents[output / TABLE] = text.getvalue().encode(errors="backslashreplace")
-        if self._kept:
-            logger.info(
-                f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
-            )
+            try:
+                file = output / TABLE
+                save_bytes(text.getvalue().encode(errors="backslashreplace"), file)
+                written.append(file)
+            except CaptionerError as error:
+                self.failed(error)
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
         owners: dict[str, str] = {}
         for page in self.pages:
             copy = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
             name = claim_name(owners, os.path.abspath(page.file))
             file = copy if output is None else output / name
-            if os.path.abspath(file) == os.path.abspath(page.file):
-                self.failed(f"{file}: would be replaced; choose another --output")
-            else:
-                contents[file] = page.filled(texts)
-        written = []
-        for file, content in contents.items():
             try:
-                save_bytes(content, file)
-                written.append(file)
+                if os.path.abspath(file) == os.path.abspath(page.file):
+                    raise CaptionerError(f"{file}: would be replaced; choose another --output")
+                has_texts = self._save(page.filled(texts), file)
+                (written if has_texts else self._kept).append(file)
             except CaptionerError as error:
                 self.failed(error)
+        if self._kept:
+            logger.info(
+                f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
+            )
         return written
 
 
@@ -200,8 +210,8 @@ def read_table(file: Path) -> tuple[list[str], dict[str, list[str]]]:
         heading, *rows = csv.reader(text, strict=True)
     if heading[: len(expected)] != expected:
         raise CaptionerError(
-            f"{file} is no table of captioner in UTF-8, so it is left as it is; choose another "
-            "--output"
+            f"{file} is no table of captioner, with commas and in UTF-8, so it is left as it is; "
+            "choose another --output"
         )
     return heading, {row[0]: row for row in rows if len(row) > 1}
 
@@ -214,7 +224,7 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
     """Write a text as `dc:description` and as IPTC's `AltTextAccessibility` into a sidecar.
 
     Texts that it has stay, unless `overwrite` replaces them; one that another program wrote is
-    refused, unless `merge` adds to it. Return whether it was written.
+    refused, unless `merge` adds to it. Return whether it was written, or is as it would be.
     """
     try:
         found = file.read_bytes() if file.exists() else BLANK
@@ -231,7 +241,7 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
         raise CaptionerError(f"{file}: is no XMP in UTF-8 ({error}); it is left as it is") from None
     if content != found:
         save_bytes(content, file)
-    return content != found
+    return content != found or content == merged(BLANK, text)
 
 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
@@ -262,11 +272,12 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
             f'<rdf:li xml:lang="x-default">{escape(allowed)}</rdf:li></rdf:Alt></{name}>'
         )
     if elements:
+        start, end = f'<rdf:Description rdf:about="" xmlns:rdf="{_RDF}">', "</rdf:Description>\n"
+        content = content.replace(f"{start}{end}".encode(), b"")  # what was replaced leaves it
         ends = [match.start() for match in re.finditer(rb"</([\w.-]+:)?RDF\s*>", content)]
         if not ends:
             raise ValueError("it has no rdf:RDF with content")
-        start = f'<rdf:Description rdf:about="" xmlns:rdf="{_RDF}">'
-        description = f"{start}{elements}</rdf:Description>\n".encode()
+        description = f"{start}{elements}{end}".encode()
         content = content[: ends[-1]] + description + content[ends[-1] :]
     return content
 

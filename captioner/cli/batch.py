@@ -18,14 +18,10 @@ SHARD_SIZE = 1000
 @command
 def batch(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
-    add(
-        "input",
-        metavar="INPUT",
-        help="a folder (with the folders in it), a text file with a photo a line, a CSV, TSV, "
-        "JSON, JSONL or Parquet file with a column such as path, image or file_name and, if you "
-        "like, id, or WebDataset shards such as 'shards/{000..099}.tar'; paths, or URLs that "
-        "fsspec understands",
+    help_ = (
+        "a folder, a list or table of photos (text, CSV, TSV, JSON, JSONL, Parquet), or tar files"
     )
+    add("input", metavar="INPUT", help=f"{help_}; also a URL or a pattern in quotes")
     help_ = "folder or URL for parts/*.parquet and summary.json"
     add("--output", type=parsing.folder_name, required=True, metavar="DIR", help=help_)
     parsing.add_model_options(parser, engine="--model-engine")  # --engine distributes the work

@@ -48,7 +48,7 @@ _OF_WRITE = {
     "prefix": ("txt",),
     "suffix": ("txt",),
     "xmp_merge": ("xmp",),
-    "overwrite": ("txt", "xmp", "csv"),
+    "overwrite": ("txt", "xmp", "csv", "html"),
 }
 
 
@@ -104,7 +104,7 @@ def caption(parser: parsing.CommandParser) -> int:
         "(captions.csv in --output), html (a copy of each page of HTML or Markdown given, with "
         "the missing texts of its images)",
     )
-    help_ = "replace texts that are there: --write txt, xmp and csv"
+    help_ = "replace texts and copies of pages that are there"
     add("--overwrite", action="store_true", help=help_)
     add("--prefix", default="", metavar="TEXT", help="begins each --write txt")
     add("--suffix", default="", metavar="TEXT", help="ends each --write txt")
@@ -208,6 +208,11 @@ class _CaptionRun:
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
+            elif Path(name).suffix.lower() in inputs.LISTS and os.path.isfile(name):
+                self._failed(
+                    f"{name}: is a list or an archive; captioner batch {name} --output DIR reads "
+                    "lists and tar files, other archives have to be unpacked"
+                )
             elif not inputs.is_page(name):
                 photos.append(Path(name))
             elif self.texts and "html" in arguments.write:
@@ -367,7 +372,7 @@ def score(parser: parsing.CommandParser) -> int:
     The caption that the model writes itself is shown below it.
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
-    parser.add_argument("photo", type=Path, metavar="PHOTO", help="a photo")
+    parser.add_argument("photo", metavar="PHOTO", help="a photo")
     help_ = "its caption; with or without quotes"
     parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
     parsing.add_model_options(parser, search=False)
@@ -381,11 +386,11 @@ def score(parser: parsing.CommandParser) -> int:
 
     from captioner.data.images import open_image
 
-    photo = arguments.photo
+    photo = Path(arguments.photo)
     try:
         image = open_image(photo)
     except ImageError as error:
-        raise CaptionerError(f"{photo}: {error}") from None
+        raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
     (options,) = output.attention_options(arguments, [captioner])
@@ -402,6 +407,7 @@ def score(parser: parsing.CommandParser) -> int:
 
         # The journal keeps pictures of other photos, and lets caption --resume draw its own again.
         folder = OutputFolder(arguments, [photo], settings="score")
+        folder.begin()
         name = folder.names[photo]
         pictures, problem = save_pictures(name, photo.name, image, captions, arguments)
         folder.add(photo, {"caption": caption.text, "confidence": caption.confidence}, pictures)

@@ -38,13 +38,8 @@ def evaluate(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     help_ = "such as test, val, val2017 (default: test)"
     parsing.add_data_options(parser, default="test", help=help_)
-    add(
-        "--results",
-        type=Path,
-        metavar="FILE",
-        help="score the captions in this file, of any model: COCO results, a results.json, a table "
-        "of image and caption, or an output of captioner batch; no photo is read",
-    )
+    help_ = "score captions of any model: COCO results, results.json, a table, an output of batch"
+    add("--results", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, help="write results.json here")
     add("--report", type=Path, metavar="FILE", help="write a page with figures and photos here")
     add("--limit", type=parsing.whole_number, metavar="N", help="only the first N photos")

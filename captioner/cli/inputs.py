@@ -17,6 +17,7 @@ STANDARD_INPUT = "-"
 FOLDER = "folder"  # counted next to the suffixes of files
 MAX_DOWNLOAD_BYTES = 2**28
 DOWNLOAD_TIMEOUT_S = 60.0
+LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .zip .gz .7z .rar".split())
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 

@@ -134,13 +134,8 @@ def export(parser: parsing.CommandParser) -> int:
     """
     add = parser.add_argument
     add("checkpoint", help="a run, a model folder, or a bundled model's name")
-    add(
-        "output",
-        type=parsing.folder,
-        nargs="?",
-        help="folder to make; it must not exist. Left out with --format onnx, the graphs are added "
-        "to the checkpoint's own folder, unless it is a bundled model",
-    )
+    help_ = "folder to make; without it, --format onnx adds the graphs to the checkpoint's own"
+    add("output", type=parsing.folder, nargs="?", help=help_)
     help_ = "half: weights in half precision; onnx: the model's own weights (default: half)"
     add("--format", choices=["half", "onnx"], default="half", help=help_)
     add("--card", type=Path, metavar="FILE", help="model card (default: the checkpoint's)")

@@ -43,6 +43,8 @@ class CommandParser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments"):
+            message += "; put quotes around a pattern, and around a name with blanks"
         message = printable(unknown_option(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")
@@ -117,6 +119,8 @@ _FILE_SUFFIXES = frozenset(
 def folder_name(text: str) -> str:
     """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
     if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} names a file, but a folder is meant, which gets several files; use one, "

@@ -64,7 +64,8 @@ def test_texts_for_training_are_written_next_to_photos_and_kept(caption, folder:
     one, two = captions_in(outcome)
     assert (folder / "one.txt").read_text() == f"sks style, {one}, night\n"
     assert (folder / "two.txt").read_text() == "mine"
-    assert "photos/two.txt: has a text already" in outcome.stderr
+    assert "photos/two.txt: has a text already, so" in outcome.stderr, "and not one.txt"
+    assert "photos/two.txt: has a text already, so" in caption("photos", *options).stderr
     (folder / "two.jpg").write_bytes((folder / "two.png").read_bytes())
     again = caption("photos", "--write", "txt", "--suffix", "x", "--overwrite")
     assert again.code == 1
@@ -86,6 +87,13 @@ def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
     assert (folder / "two.png.xmp").read_text() == "<x:xmpmeta x:xmptk='another program'/>"
     assert "AltTextAccessibility" in (folder / "one.jpg.xmp").read_text()
     assert outcome.stdout.splitlines()[0].endswith(" -> photos/one.jpg.xmp")
+    again = caption("photos", "--write", "xmp,txt", "--xmp-merge", "--overwrite")
+    assert "has a text already" not in again.stderr
+    assert (folder / "two.txt").exists()
+    (folder / "two.png.xmp").write_text("<x:xmpmeta x:xmptk='another program'/>")
+    (folder / "two.txt").unlink()
+    assert caption("photos", "--write", "xmp,txt").code == 1
+    assert (folder / "two.txt").exists(), "the sidecar alone was refused"
     assert caption("photos", "--write", "xmp", "--xmp-name", "replace").code == 0
     assert (folder / "two.xmp").exists()
 
@@ -129,7 +137,7 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
     assert kept == [line.removeprefix("\ufeff") for line in edited]
     assert new == f"{rows[0]},"
     table.write_bytes("image,caption,confidence\na.jpg,Café,0.5\n".encode("cp1252"))
-    assert "no table of captioner in UTF-8" in caption("photos", *options).sentence()
+    assert "commas and in UTF-8" in caption("photos", *options).sentence()
 
 
 def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
@@ -147,6 +155,12 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     assert file.read_text() == PAGE
     copy = (tmp_path / "page.alt.html").read_text()
     assert copy.count('alt="') == 3
+    (tmp_path / "page.alt.html").write_text(f"{copy}<!-- corrected -->")
+    again = caption("page.html", "--write", "html")
+    assert "page.alt.html: has a text already" in again.stderr
+    assert (tmp_path / "page.alt.html").read_text().endswith("<!-- corrected -->")
+    assert caption("page.html", "--write", "html", "--overwrite").code == 0
+    assert (tmp_path / "page.alt.html").read_text() == copy
     assert caption("page.html", "--write", "html", "--output", ".").code in (1, 2)
     zero = tmp_path / "zero.html"
     zero.write_text('<img src="b%00.jpg">')
@@ -238,6 +252,9 @@ def test_a_sidecar_of_another_program_is_changed_only_when_asked(tmp_path: Path)
     assert texts_in(file.read_bytes()) == both("A dog")
     assert save_sidecar(file, "A cat", merge=True, overwrite=True)
     assert texts_in(file.read_bytes()) == both("A cat")
+    size = file.stat().st_size
+    assert save_sidecar(file, "A cow", merge=True, overwrite=True)
+    assert file.stat().st_size == size, "what is replaced leaves nothing behind"
     ours = tmp_path / "ours.xmp"
     assert save_sidecar(ours, "A dog")
     assert not save_sidecar(ours, "A cat"), "somebody may have corrected it"

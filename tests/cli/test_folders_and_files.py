@@ -50,6 +50,8 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(caption, folder: Pat
     assert "folder" not in deep.stderr
     photos = {folder / "one.jpg", folder / "two.png", folder / "deeper" / "three.jpg"}
     assert len(list((folder / "drawn").glob("*.png"))) > 6
+    assert caption("photos", "--json", "-r", "--output", "photos/drawn").code == 0
+    assert names_in(caption("photos", "--json", "-r")) == names_in(deep), "no earlier word pictures"
     images, others = list_files(folder)  # of a data set
     assert (set(images), others) == (photos, [folder / "film.mp4"])
     assert {path for _, path in input_rows(str(folder))} == set(map(str, photos))  # of `batch`
@@ -77,6 +79,13 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     assert len(names_in(other_settings)) == 3
 
 
+def test_a_list_of_photos_is_for_batch(caption, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("photos/one.jpg\n")
+    outcome = caption("list.txt")
+    assert outcome.code == 2
+    assert "captioner batch list.txt --output DIR reads lists" in outcome.stderr
+
+
 def test_a_journal_that_a_killed_run_cut_short_is_read(
     caption, folder: Path, tmp_path: Path
 ) -> None:
@@ -84,8 +93,9 @@ def test_a_journal_that_a_killed_run_cut_short_is_read(
     assert caption(*options).code == 0
     journal = tmp_path / "out" / JOURNAL
     first, second = journal.read_text().splitlines()
-    journal.write_text(f"{first}\n{second[:40]}")
-    assert names_in(caption(*options, "--resume")) == ["photos/two.png"]
+    for cut in (40, 4):
+        journal.write_text(f"{first}\n{second[:cut]}")
+        assert names_in(caption(*options, "--resume")) == ["photos/two.png"]
     assert len(journal.read_text().splitlines()) == 2, "it is written anew"
 
 

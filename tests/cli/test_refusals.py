@@ -19,6 +19,7 @@ TRAIN = "train --config run.yaml"
 SERVE = "serve --port 0 --device cpu"
 REFUSED = {
     "caption": "PHOTO",
+    "batch a.jpg b.jpg --output c": "put quotes around a pattern",
     "batch a --output b --ray-address auto": "needs --engine ray",
     f"{CAPTION} --beam-size 0": "'0' is not a whole number from 1 to 100",
     f"{CAPTION} --min-confidence 0.5": "has no calibrator",
@@ -33,13 +34,14 @@ REFUSED = {
     f"{CAPTION} --output new/out --layer 3": "there is no layer 3: the highest of this model is 1",
     f"{CAPTION} --at-test sample": "needs a model with hard attention",
     f"{CAPTION} --save png": "argument --save: needs --output",
+    f"{CAPTION} --output ''": "the name of the folder is empty",
     f"{CAPTION} --style light": "argument --style: needs --output",
     f"{CAPTION} --output out --save png,jpg": "'jpg' is none of png, pdf",
     "caption photo.jpg --output out --save gif --compare soft hard": "gif shows one model",
     f"{CAPTION} --output out --opacity 2": "'2' is not a number from 0 to 1",
     f"{CAPTION} --write csv": "csv needs --output",
     f"{CAPTION} --write html": "needs a page",
-    f"{CAPTION} --overwrite": "needs --write txt or xmp or csv",
+    f"{CAPTION} --overwrite": "needs --write txt or xmp or csv or html",
     f"{SCORE} photo.jpg ?!": "has no words",
     f"{SCORE} nothing.jpg 'a red disc'": "nothing.jpg: ",
     f"{EVALUATE} --root . --split x": "'x'",
