@@ -140,6 +140,7 @@ def test_a_photo_that_cannot_be_read_raises_a_photo_error(
         (b"", "is an empty file"),
         (b"no photo", "is not a photo"),
         (None, "is a NoneType; give a path"),
+        (np.zeros((0, 0, 3), np.uint8), "is an array of uint8 [0, 0, 3]"),
     ]
     for photo, said in photos:
         with pytest.raises(ImageError, match=re.escape(said)):

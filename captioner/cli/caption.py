@@ -58,20 +58,13 @@ def caption(parser: parsing.CommandParser) -> int:
 
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
-    parser.add_argument(
-        "photos",
-        nargs="+",
-        metavar="PHOTO",
-        help="a photo, a folder of them, - for one on standard input, with --allow-urls an "
-        "address, or with --write html a page",
+    help_ = (
+        "a photo, a folder, - for standard input, an address (--allow-urls), a page (--write html)"
     )
-    parsing.add_model_options(parser).add_argument(
-        "--compare",
-        nargs="+",
-        metavar="MODEL",
-        help="several models, bundled names or folders: with --output, one sheet a photo with a "
-        "row a model",
-    )
+    parser.add_argument("photos", nargs="+", metavar="PHOTO", help=help_)
+    help_ = "after the photos, several models: with --output, one sheet a photo with a row a model"
+    models = parsing.add_model_options(parser)
+    models.add_argument("--compare", nargs="+", metavar="MODEL", help=help_)
     output.add_output_options(parser)
     parsing.add_search_options(parser, min_words=True)
     share, count = parsing.number_from(0, 1), parsing.number_from(1, parsing.MAX_BEAM_SIZE, int)

@@ -70,10 +70,11 @@ def evaluate(parser: parsing.CommandParser) -> int:
     written = [file for file in (arguments.output, arguments.report) if file]
     for file in written:
         check_writable(file)  # before hours of captioning
-    if arguments.results and (arguments.report or arguments.faithfulness or arguments.objects):
+    of_model = parsing.given(arguments, "report", "objects", "checkpoint", "beam_size")
+    if arguments.results and (of_model or arguments.faithfulness):
         raise ConfigError(
-            "--results scores captions without their model: leave out --report, --faithfulness "
-            "and --objects"
+            "--results scores captions without their model: leave out --report, --faithfulness, "
+            "--objects, --checkpoint and --beam-size"
         )
     data = parsing.chosen_data(arguments)
     training = None

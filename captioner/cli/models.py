@@ -72,7 +72,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     parsing.add_device_options(parser)
     arguments = parser.parse()
 
-    from captioner.checkpoint import add_files, model_folder
+    from captioner.checkpoint import add_files
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
@@ -84,7 +84,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     formats = arguments.format or ["auto"] * len(arguments.root)
     if not len(formats) == len(arguments.root) == len(splits):
         raise ConfigError("--format, --root and --split: give each once for every data set")
-    folder = model_folder(arguments.model)
+    folder = _folder_to_change(arguments.model)
     photos: list[tuple[str, list[CaptionedImage]]] = []
     training: list[CaptionedImage] = []
     for format_, root, split in zip(formats, arguments.root, splits, strict=True):
@@ -157,7 +157,6 @@ def export(parser: parsing.CommandParser) -> int:
 
     from captioner.checkpoint import (
         CARD,
-        bundled_models,
         load_model,
         model_folder,
         read_extra_files,
@@ -167,16 +166,12 @@ def export(parser: parsing.CommandParser) -> int:
     from captioner.config.validation import validate
     from captioner.export import export_graphs
 
-    folder = model_folder(arguments.checkpoint)
     if arguments.output is None:
-        if arguments.checkpoint in bundled_models():
-            raise CheckpointError(
-                f"{arguments.checkpoint} is a bundled model, whose files belong to the installed "
-                "package; name a folder to make"
-            )
+        folder = _folder_to_change(arguments.checkpoint)
         export_graphs(folder)
         show(folder)
         return 0
+    folder = model_folder(arguments.checkpoint)
     _check_absent(arguments.output)
     model, config, vocabulary = load_model(folder)
     config = replace(config, decoding=replace(config.decoding, **search))
@@ -202,6 +197,19 @@ def export(parser: parsing.CommandParser) -> int:
         raise
     show(arguments.output)
     return 0
+
+
+def _folder_to_change(model: str | Path) -> Path:
+    """Return the folder of a model, unless it is a bundled one."""
+    from captioner.checkpoint import MODELS, model_folder
+
+    folder = model_folder(model)
+    if folder.resolve().is_relative_to(MODELS.resolve()):
+        raise CheckpointError(
+            f"{model} is a bundled model, whose files belong to the installed package; "
+            f"captioner export {model} DIR makes a copy"
+        )
+    return folder
 
 
 def _check_absent(folder: Path) -> None:

@@ -36,14 +36,8 @@ def serve(parser: parsing.CommandParser) -> int:
         f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
     )
     several: Any = {"action": "append", "default": []}
-    add(
-        "--allow-origin",
-        type=_origin,
-        metavar="ORIGIN",
-        help="a web site whose pages may use the interface, as in https://example.org; may be "
-        "given several times (default: only the server's own page)",
-        **several,
-    )
+    help_ = "a web site whose pages may use the interface, such as https://example.org, or several"
+    add("--allow-origin", type=_origin, metavar="ORIGIN", help=help_, **several)
     help_ = "a bundled model; several may be given, the first is the default (default: soft, hard)"
     add("--model", metavar="NAME", help=help_, **several)
     help_ = "a model folder, or a run; may be given several times"

@@ -72,7 +72,7 @@ def _plain(image: Any) -> Any:
             "image, or uint8 pixels [height, width, 3]"
         )
     pixels = np.asarray(_on_cpu(image))
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
         raise ImageError(
             f"is an array of {pixels.dtype} {list(pixels.shape)}; use uint8 pixels "
             "[height, width, 3], red, green and blue from 0 to 255"

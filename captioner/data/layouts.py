@@ -330,12 +330,15 @@ def _not_recognised(data: DataFiles) -> str:
         others = [data.relative(path) for path in data.others]
         files = f"these other files: {listed(others, 5)}" if others else "no other files"
         parts.append(f"it has {len(data.images)} photos and {files}")
-    for path in possible_tables(data):
+    for path in possible_tables(data) if data.format in ("auto", "table") else ():
         columns = columns_of(path)
         if columns and columns[1:] and path.suffix.lower() != ".txt":
+            chosen = [c for c in (data.image_column, data.caption_column) if c and c not in columns]
             parts.append(
-                f"{data.relative(path)} has the columns {listed(columns, 8)} (choose two with "
-                "--image-column and --caption-column, or write the heading image,caption above)"
+                f"{data.relative(path)} has the columns {listed(columns, 8)}"
+                + (f" and not {' or '.join(chosen)}" if chosen else "")
+                + " (choose two with --image-column and --caption-column, or write the heading "
+                "image,caption above)"
             )
     end = "Unpack archives and save spreadsheets as CSV; the layouts are listed in docs/data.md"
     return f"{'; '.join(parts)}. {end}"

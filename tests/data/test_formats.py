@@ -216,7 +216,7 @@ def test_coco_lists_find_images_of_the_2017_layout_by_number(
     write_coco(tmp_path, "train2017", {number: [f"{number}."] for number in (1, 2, 3)})
     test = read_split(format="coco", root=tmp_path, split="test", coco_splits=split_lists)
     assert names(test) == [coco_name(2)]
-    assert test.missing == [tmp_path / coco_name(5, "val2014")], "in no captions file"
+    assert test.missing == [tmp_path / "val2014" / coco_name(5, "val2014")], "in no captions file"
 
 
 COCO_IMAGE = {"id": 1, "file_name": "a.jpg"}
@@ -374,3 +374,4 @@ def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(shared_data: Pa
     assert sorted(image_id for part in found.values() for image_id in part) == sorted(ids(both))
     message = sentence(format="coco", root=root, split="train", coco_splits=lists)
     assert message.startswith("none of the 82783 images that")
+    assert "train2014/COCO_train2014_" in message

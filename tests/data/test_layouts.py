@@ -194,6 +194,8 @@ def test_what_lies_there_is_named_where_nothing_is_recognised(tmp_path: Path) ->
     message = sentence(root=tmp_path)
     assert "list.csv has the columns bild, satz" in message
     assert "--image-column" in message
+    assert "satz and not Titel (" in sentence(root=tmp_path, caption_column="Titel")
+    assert "columns" not in sentence(root=tmp_path, format="coco")
     columns = {"image_column": "bild", "caption_column": "satz"}
     assert len(read_split(root=tmp_path, split="all", **columns).images) == 1
 

@@ -11,7 +11,7 @@ from captioner.data.records import numbered_lines, read_json
 from captioner.data.splits import SPLIT_NAMES
 from captioner.errors import DataError, listed
 
-_COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})\.jpg")
+_COCO_NAME = re.compile(r"(?:COCO_([a-z]+\d{4})_)?(\d{12})\.jpg")
 
 
 def coco(data: DataFiles) -> Recognised | None:
@@ -103,7 +103,7 @@ def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
 
     def key(name: str) -> int | str:
         match = _COCO_NAME.fullmatch(name)
-        return int(match[1]) if match else name
+        return int(match[2]) if match else name
 
     by_key: dict[int | str, NamedImage] = {}
     for image in images:
@@ -111,7 +111,9 @@ def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
     found: dict[int | str, NamedImage] = {}
     for split, path in files.items():
         for _, name in numbered_lines(path):
-            image = by_key.get(key(name), NamedImage(name, (), name))
+            match = _COCO_NAME.fullmatch(name)  # one without captions would lie in train2014/
+            place = f"{match[1]}/{name}" if match and match[1] else name
+            image = by_key.get(key(name), NamedImage(place, (), name))
             found.setdefault(key(name), replace(image, split=split))
     return list(found.values())
 
