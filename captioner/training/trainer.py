@@ -111,7 +111,8 @@ class Trainer:
                 self.before = self._validate().figures.get("CIDEr")
                 if self.before is not None:
                     count = len(self.setup.validation.images)
-                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos")
+                    few = ", too few to tell two models apart" if count < 50 else ""
+                    logger.info(f"before: CIDEr {self.before:.3f} on {count} photos{few}")
             while self.epoch < settings.epochs and not self._out_of_patience():
                 self._fit_epoch(log)
         if self.epoch == begin:
