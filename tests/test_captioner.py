@@ -255,6 +255,8 @@ def test_a_transformed_image_gets_the_caption_of_the_image(
     with Image.open(paths[2]) as image:
         prepared = captioner.transform(image.convert("RGB"))
     assert close(captioner.caption(prepared), captioner.caption(paths[2]))
+    with pytest.raises(ImageError, match="has shape"):
+        captioner.caption((prepared[0][:, :-1], prepared[1]))
     with_gradient = (torch.as_tensor(prepared[0]).clone().requires_grad_(), prepared[1])
     assert close(captioner.caption(with_gradient), captioner.caption(paths[2]))
     scored, expected = (captioner.score(photo, "a red disc") for photo in (prepared, paths[2]))

@@ -295,6 +295,16 @@ def test_code_in_a_training_state_is_not_run(run: Path) -> None:
 # ---------------------------------------------------------------- files and names in the folder
 
 
+def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(
+    saved: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    for path in saved.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    load_model(snapshot)
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a\\b", ".hidden"])
 def test_names_that_are_no_file_of_the_folder_are_refused(saved: Path, name: str) -> None:
     (saved.parent / "outside").write_text("secret")

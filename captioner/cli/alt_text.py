@@ -130,7 +130,9 @@ class TextWriter:
         """Write a file unless another is there; return whether it has this content."""
         if not os.path.lexists(file) or self.arguments.overwrite:
             save_bytes(content, file)
-        return file.is_file() and file.read_bytes() == content
+        with contextlib.suppress(OSError):  # what cannot be read is not this
+            return file.read_bytes() == content
+        return False
 
     def _claimed(self, file: Path, photo: Path) -> Path:
         """Return the file of a photo; a CaptionerError if another photo of this run has it."""

@@ -87,16 +87,12 @@ def caption(parser: parsing.CommandParser) -> int:
     add("--resume", action="store_true", help=help_)
     add("--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)")
     add = parser.add_argument_group("alternative texts and caption files").add_argument
-    add(
-        "--write",
-        type=parsing.names_of(("xmp", "txt", "csv", "html")),
-        default=(),
-        metavar="KINDS",
-        help="what to write, separated by commas: xmp (a sidecar PHOTO.xmp next to each photo), "
-        "txt (the caption as PHOTO's name with .txt, as training programs read it), csv "
-        "(captions.csv in --output), html (a copy of each page of HTML or Markdown given, with "
-        "the missing texts of its images)",
+    help_ = (
+        "separated by commas: xmp (a sidecar), txt (the caption, as training programs read it), "
     )
+    help_ += "csv (captions.csv in --output), html (copies of pages with their missing texts)"
+    kinds = parsing.names_of(("xmp", "txt", "csv", "html"))
+    add("--write", type=kinds, default=(), metavar="KINDS", help=help_)
     help_ = "replace texts and copies of pages that are there"
     add("--overwrite", action="store_true", help=help_)
     add("--prefix", default="", metavar="TEXT", help="begins each --write txt")

@@ -50,16 +50,9 @@ def evaluate(parser: parsing.CommandParser) -> int:
     add("--bias", action="store_true", help=help_)
     help_ = "COCO's instances_*.json of the photos: does attention lie on the objects named?"
     add("--objects", type=Path, nargs="+", metavar="FILE", help=help_)
-    add(
-        "--faithfulness",
-        type=parsing.whole_number,
-        nargs="?",
-        const=FAITHFULNESS_PHOTOS,
-        default=0,
-        metavar="N",
-        help=f"on the first N photos (default: {FAITHFULNESS_PHOTOS}), replace the attention and "
-        "delete attended cells: do the words become unlikely?",
-    )
+    number: dict[str, Any] = {"type": parsing.whole_number, "nargs": "?", "default": 0}
+    help_ = f"do words of the first N photos (default: {FAITHFULNESS_PHOTOS}) need the attention?"
+    add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **number)
     parsing.add_model_options(parser)
     add_at_test(parser)
     arguments = parser.parse()

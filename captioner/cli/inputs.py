@@ -10,14 +10,15 @@ from pathlib import Path
 
 from PIL import Image
 
+from captioner.errors import ImageError
 from captioner.journal import files_of_others
 from captioner.log import printable
 
 STANDARD_INPUT = "-"
 FOLDER = "folder"  # counted next to the suffixes of files
-MAX_DOWNLOAD_BYTES = 2**28
+MAX_BYTES = 2**28  # of a photo on standard input or at an address
 DOWNLOAD_TIMEOUT_S = 60.0
-LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .zip .gz .7z .rar".split())
+LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
 _OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
@@ -74,13 +75,16 @@ def open_photo(photo: Path | str) -> Image.Image:
     from captioner.data.images import open_image
 
     if photo == STANDARD_INPUT:
-        return open_image(sys.stdin.buffer.read())
+        content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ImageError(f"is larger than {MAX_BYTES >> 20} MiB")
+        return open_image(content)
     if isinstance(photo, Path):
         return open_image(photo)
     from captioner.storage import fetch_image
 
     # The user chose the address, so it may be one of the user's own network.
-    content = fetch_image(photo, MAX_DOWNLOAD_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
+    content = fetch_image(photo, MAX_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
     return open_image(content)
 
 

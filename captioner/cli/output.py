@@ -67,14 +67,10 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for printing, for drawing, and for hard attention."""
     add, number = parser.add_argument, parsing.whole_number
     add("--output", type=parsing.folder, metavar="DIR", help="draw attention sheets here")
-    add(
-        "--save",
-        type=parsing.names_of((*KINDS, "all")),
-        metavar="KINDS",
-        help="with --output: what to save, separated by commas: png, pdf, svg (the sheet), words "
-        "(one PNG a word), gif, html (a page to explore in a browser), matrix (words by cells), "
-        "npz (the raw maps), or all (default: png); words come with a sheet",
-    )
+    kinds = parsing.names_of((*KINDS, "all"))
+    help_ = "separated by commas: png, pdf, svg (the sheet), words (a PNG each), gif, html, "
+    help_ += "matrix (words by cells), npz (the raw maps), or all (default: png)"
+    add("--save", type=kinds, metavar="KINDS", help=help_)
     add("--words", action="store_true", help="the same as words in --save")
     add("--json", action="store_true", help="print one JSON object a photo")
     add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")

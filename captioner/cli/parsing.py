@@ -119,8 +119,8 @@ _FILE_SUFFIXES = frozenset(
 def folder_name(text: str) -> str:
     """Parse the name of a folder to write to; refuse the name of a file."""
     path = Path(text)
-    if not text:
-        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    if text in ("", "-"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not the name of a folder")
     if path.suffix.lower() in _FILE_SUFFIXES and not path.is_dir():
         raise argparse.ArgumentTypeError(
             f"{text} names a file, but a folder is meant, which gets several files; use one, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,12 +30,8 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     port = parsing.number_from(0, 65535, int)
     add("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
-    add(
-        "--token",
-        default=os.environ.get(TOKEN_VARIABLE) or None,
-        help="what requests must bring; required where other machines reach the host. Better "
-        f"given in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it",
-    )
+    help_ = f"what requests must bring, where others reach the host; better in {TOKEN_VARIABLE}"
+    add("--token", default=os.environ.get(TOKEN_VARIABLE) or None, help=help_)
     several: Any = {"action": "append", "default": []}
     help_ = "a web site whose pages may use the interface, such as https://example.org, or several"
     add("--allow-origin", type=_origin, metavar="ORIGIN", help=help_, **several)
@@ -113,7 +110,7 @@ def serve(parser: parsing.CommandParser) -> int:
 
 def _origin(text: str) -> str:
     """Parse the origin of a web site, such as https://example.org."""
-    if "://" not in text:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+/?", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
     return text.lower().rstrip("/")
 

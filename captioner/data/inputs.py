@@ -34,7 +34,11 @@ def network_input(image: Any, transform: ImageTransform) -> tuple[np.ndarray, Ge
     """Return the network's input, float32 [3, height, width], and geometry of one of `as_list`."""
     if isinstance(image, tuple):
         given, geometry = image
-        return np.asarray(_on_cpu(given), dtype=np.float32), geometry
+        array = np.asarray(_on_cpu(given), dtype=np.float32)
+        expected = (3, transform.height_px, transform.width_px)
+        if array.shape != expected:
+            raise ImageError(f"has shape {array.shape}, and this model reads {expected}")
+        return array, geometry
     try:
         opened = upright_rgb(image) if isinstance(image, Image.Image) else open_image(image)
     except ImageError as error:

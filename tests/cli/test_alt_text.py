@@ -66,6 +66,10 @@ def test_texts_for_training_are_written_next_to_photos_and_kept(caption, folder:
     assert (folder / "two.txt").read_text() == "mine"
     assert "photos/two.txt: has a text already, so" in outcome.stderr, "and not one.txt"
     assert "photos/two.txt: has a text already, so" in caption("photos", *options).stderr
+    (folder / "two.txt").unlink()
+    (folder / "two.txt").mkdir()  # cannot be read
+    assert "photos/two.txt: has a text already, so" in caption("photos", *options).stderr
+    (folder / "two.txt").rmdir()
     (folder / "two.jpg").write_bytes((folder / "two.png").read_bytes())
     again = caption("photos", "--write", "txt", "--suffix", "x", "--overwrite")
     assert again.code == 1

@@ -34,7 +34,7 @@ REFUSED = {
     f"{CAPTION} --output new/out --layer 3": "there is no layer 3: the highest of this model is 1",
     f"{CAPTION} --at-test sample": "needs a model with hard attention",
     f"{CAPTION} --save png": "argument --save: needs --output",
-    f"{CAPTION} --output ''": "the name of the folder is empty",
+    f"{CAPTION} --output ''": "'' is not the name of a folder",
     f"{CAPTION} --style light": "argument --style: needs --output",
     f"{CAPTION} --output out --save png,jpg": "'jpg' is none of png, pdf",
     "caption photo.jpg --output out --save gif --compare soft hard": "gif shows one model",

@@ -170,6 +170,10 @@ def test_coco_reads_its_own_ids_and_prints_nothing(
     both = read_split(format="coco", root=tmp_path, split="val2017+train2017+val2017")
     assert ids(both) == [9, 4, 2]
     assert both.missing == [tmp_path / "val2017" / coco_name(1)]
+    file = tmp_path / "annotations" / "captions_val2017.json"
+    file.write_text(file.read_text().replace('"id": 2,', '"id": 2.0,'))  # as pandas writes it
+    (bird,) = read_split(format="coco", root=tmp_path, split="val2017").images
+    assert (bird.image_id, bird.captions) == (2, ("A bird.",))
     assert capfd.readouterr() == ("", "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
 from captioner.data.records import numbered_lines, read_json
@@ -69,10 +70,10 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
     content = read_json(path)
     try:
         # An image may come twice.
-        images = dict.fromkeys((each["id"], str(each["file_name"])) for each in content["images"])
+        images = dict.fromkeys((_id(i["id"]), str(i["file_name"])) for i in content["images"])
         # A file of image names alone, for a split without public captions, has no annotations.
         annotations = content.get("annotations", [])
-        texts = [(each["image_id"], str(each["caption"] or "")) for each in annotations]
+        texts = [(_id(each["image_id"]), str(each["caption"] or "")) for each in annotations]
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{path} is not a COCO captions file: expected images with id and file_name, and "
@@ -89,6 +90,11 @@ def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:
             f"first image_id is {strangers[0]!r}; they are left out"
         )
     return [NamedImage(name, tuple(captions[str(i)]), i) for i, name in images], problems
+
+
+def _id(value: Any) -> Any:
+    """Return an id, a number or text; pandas writes 1.0 for 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _of_lists(images: list[NamedImage], lists: Path) -> list[NamedImage]:
