@@ -130,6 +130,7 @@ class TextWriter:
         """Write a file unless another is there; return whether it has this content."""
         if not os.path.lexists(file) or self.arguments.overwrite:
             save_bytes(content, file)
+            return True
         with contextlib.suppress(OSError):  # what cannot be read is not this
             return file.read_bytes() == content
         return False

@@ -18,9 +18,7 @@ SHARD_SIZE = 1000
 @command
 def batch(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
-    help_ = (
-        "a folder, a list or table of photos (text, CSV, TSV, JSON, JSONL, Parquet), or tar files"
-    )
+    help_ = "a folder, a list or table of photos (text, CSV, TSV, JSON, Parquet), or tar files"
     add("input", metavar="INPUT", help=f"{help_}; also a URL or a pattern in quotes")
     help_ = "folder or URL for parts/*.parquet and summary.json"
     add("--output", type=parsing.folder_name, required=True, metavar="DIR", help=help_)

@@ -59,7 +59,7 @@ def caption(parser: parsing.CommandParser) -> int:
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
     help_ = (
-        "a photo, a folder, - for standard input, an address (--allow-urls), a page (--write html)"
+        "a photo, a folder, - (standard input), an address (--allow-urls), a page (--write html)"
     )
     parser.add_argument("photos", nargs="+", metavar="PHOTO", help=help_)
     help_ = "after the photos, several models: with --output, one sheet a photo with a row a model"
@@ -87,10 +87,8 @@ def caption(parser: parsing.CommandParser) -> int:
     add("--resume", action="store_true", help=help_)
     add("--allow-urls", action="store_true", help="fetch photos whose address is given (https://…)")
     add = parser.add_argument_group("alternative texts and caption files").add_argument
-    help_ = (
-        "separated by commas: xmp (a sidecar), txt (the caption, as training programs read it), "
-    )
-    help_ += "csv (captions.csv in --output), html (copies of pages with their missing texts)"
+    help_ = "separated by commas: xmp (a sidecar), txt (the caption, as programs that train image "
+    help_ += "models read it), csv (captions.csv in --output), html (pages with the missing texts)"
     kinds = parsing.names_of(("xmp", "txt", "csv", "html"))
     add("--write", type=kinds, default=(), metavar="KINDS", help=help_)
     help_ = "replace texts and copies of pages that are there"

@@ -50,9 +50,10 @@ def evaluate(parser: parsing.CommandParser) -> int:
     add("--bias", action="store_true", help=help_)
     help_ = "COCO's instances_*.json of the photos: does attention lie on the objects named?"
     add("--objects", type=Path, nargs="+", metavar="FILE", help=help_)
-    number: dict[str, Any] = {"type": parsing.whole_number, "nargs": "?", "default": 0}
-    help_ = f"do words of the first N photos (default: {FAITHFULNESS_PHOTOS}) need the attention?"
-    add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **number)
+    count: dict[str, Any] = {"type": parsing.whole_number, "nargs": "?", "default": 0}
+    help_ = "measure on the first N photos how much less likely words become when the attention "
+    help_ += f"is replaced, or attended cells are deleted (default: {FAITHFULNESS_PHOTOS})"
+    add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **count)
     parsing.add_model_options(parser)
     add_at_test(parser)
     arguments = parser.parse()

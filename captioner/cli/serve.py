@@ -30,10 +30,11 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     port = parsing.number_from(0, 65535, int)
     add("--port", type=port, default=8000, help="0 takes a free one (default: 8000)")
-    help_ = f"what requests must bring, where others reach the host; better in {TOKEN_VARIABLE}"
+    help_ = "secret that requests must send, needed where other machines can reach the host; safer "
+    help_ += f"in the environment, as {TOKEN_VARIABLE}, where no list of processes shows it"
     add("--token", default=os.environ.get(TOKEN_VARIABLE) or None, help=help_)
     several: Any = {"action": "append", "default": []}
-    help_ = "a web site whose pages may use the interface, such as https://example.org, or several"
+    help_ = "a web site whose pages may use it, as https://example.org; may be given several times"
     add("--allow-origin", type=_origin, metavar="ORIGIN", help=help_, **several)
     help_ = "a bundled model; several may be given, the first is the default (default: soft, hard)"
     add("--model", metavar="NAME", help=help_, **several)

@@ -65,7 +65,7 @@ def load_pretrained(
             f"and {len(lacks) - 1} more weights of the decoder; leave the settings of decoder as "
             "that model has them (captioner finetune does), or use train.start_with encoder"
         )
-    if unused := dict.fromkeys(name.rpartition(".")[0] for name in stored.keys() - own.keys()):
+    if unused := {name.rpartition(".")[0] for name in stored.keys() - own.keys()}:
         logger.warning(f"{folder}: its weights of {', '.join(sorted(unused))} are not used")
     if left:
         modules = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in left))

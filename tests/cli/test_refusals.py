@@ -61,8 +61,10 @@ REFUSED = {
     "train --config flickr8k_soft --data.root none": "none",
     f"{TRAIN} --quiet --encoder.backbone no_such_network": "encoder.backbone",
     f"{TRAIN} --resume": "run",
+    f"{TRAIN} --quiet --encoder.self_attention_layers 1 --encoder.project_dim 510 --encoder.self_attention_heads 2": "a multiple of 4",
     f"{SERVE} --host 0.0.0.0 --checkpoint MODEL": "give a token with --token",
     f"{SERVE} --checkpoint none": "there is no model",
+    f"{SERVE} --allow-origin example.org": "is no origin, such as https:",
     f"{SERVE} --checkpoint MODEL --checkpoint MODEL": "two models have the name 'tiny'",
     **dict.fromkeys(
         (
