@@ -116,8 +116,7 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         if layers:
             choice.noise, choice.expectation = list(next(given).unbind(0)), next(given)
         before = _filled(state, given, position=position)
-        prepared = _filled(memory, given)
-        logits, attended, after = decoder.step(tokens, before, prepared)
+        logits, attended, after = decoder.step(tokens, before, _filled(memory, given))
         return [logits, *(getattr(attended, name) for name in attended_names), *_tensors(after)]
 
     graphs = (

@@ -50,8 +50,7 @@ def test_a_step_has_the_cpu_s_loss_and_gradients(
     for device in (CPU, GPU):
         torch.manual_seed(0)
         setup = prepare(config, device)
-        batch = setup.dataset[(0, range(4))].to(device)
-        loss = setup.task(batch).loss
+        loss = setup.task(setup.dataset[(0, range(4))].to(device)).loss
         loss.backward()
         gradients = {
             name: parameter.grad.cpu()
@@ -197,8 +196,7 @@ def test_captions_are_the_cpu_s(drawn_photos: Path, model: str) -> None:
 
 def test_search_and_samples_stay_on_the_device(drawn_photos: Path) -> None:
     captioner = Captioner.from_pretrained("soft", device=GPU.type)
-    photos = sorted(drawn_photos.glob("*.jpg"))[:3]
-    grid, _ = captioner.encode(photos)
+    grid, _ = captioner.encode(sorted(drawn_photos.glob("*.jpg"))[:3])
     assert grid.features.device.type == GPU.type
     found = search(captioner.model.decoder, grid, SearchOptions(beam_size=3, no_repeat_ngram=2))
     assert len(found) == 3

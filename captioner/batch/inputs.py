@@ -47,8 +47,7 @@ def is_tar(name: str) -> bool:
 
 def shards_of(source: str, shard_size: int) -> list[Shard]:
     """Divide an input into shards, always in the same way; a tar file is a shard."""
-    rows = input_rows(source)
-    size = 1 if is_tar(source) else shard_size
+    rows, size = input_rows(source), 1 if is_tar(source) else shard_size
     parts = iter(lambda: list(islice(rows, size)), [])
     shards = [Shard(number, part) for number, part in enumerate(parts)]
     if not shards:

@@ -164,8 +164,16 @@ def run_batch(
 def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, Any]]:
     """Return the job with its engine and digest, and every setting that decides the output."""
     content = output.read(SETTINGS)
-    # Earlier versions left the engine out.
-    before = None if content is None else {"engine": "torch", **json.loads(content)}
+    try:
+        # Earlier versions left the engine out.
+        before = None if content is None else {"engine": "torch", **json.loads(content)}
+    except (ValueError, TypeError):  # damaged, or no object
+        before = {}
+    if output.names("parts") if before is None else "captioner" not in before:
+        raise CaptionerError(
+            f"{output.name}/{'parts' if content is None else SETTINGS} is damaged or of another "
+            "program, so nothing there was changed; choose another --output"
+        )
     engine = job.engine
     if engine == "auto" and before is not None and job.device in ("auto", "cpu"):
         engine = before["engine"]  # the last bits of another one would differ

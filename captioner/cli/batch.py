@@ -30,15 +30,13 @@ def batch(parser: parsing.CommandParser) -> int:
     add("--engine", choices=["local", "ray"], default="local", help=help_)
     help_ = "of a Ray cluster, such as auto or host:6379 (default: Ray on this machine)"
     add("--ray-address", metavar="ADDRESS", help=help_)
-    workers = parsing.number_from(1, 100_000, int)
     help_ = "processes with a model each (default: one for each core or GPU that is free)"
-    add("--workers", type=workers, metavar="N", help=help_)
-    number = parsing.whole_number
+    add("--workers", type=parsing.number_from(1, 100_000, int), metavar="N", help=help_)
     size = parsing.number_from(1, 4096, int)
     help_ = "photos that the model sees at once (default: 16)"
     add("--batch-size", type=size, default=16, metavar="N", help=help_)
     help_ = f"photos in a part of the output; each tar file is a part (default: {SHARD_SIZE})"
-    add("--shard-size", type=number, default=SHARD_SIZE, metavar="N", help=help_)
+    add("--shard-size", type=parsing.whole_number, default=SHARD_SIZE, metavar="N", help=help_)
     add("--retry-errors", action="store_true", help="do parts again that have photos that failed")
     arguments = parser.parse()
     if arguments.ray_address and arguments.engine != "ray":

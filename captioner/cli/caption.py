@@ -173,9 +173,7 @@ class _CaptionRun:
             if not self.arguments.json:
                 show(printable(file))
             self.done += 1
-        if self.failures:
-            return 1 if self.done else 2
-        return 0
+        return (1 if self.done else 2) if self.failures else 0
 
     def _collect(self) -> list[_Photo]:
         """Return the photos to caption, each once, in the order given; say what is skipped."""

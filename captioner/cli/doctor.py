@@ -106,9 +106,7 @@ def completion(parser: parsing.CommandParser) -> int:
     captioner completion fish | source.
     """
     parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
-    arguments = parser.parse()
-
-    show(script(arguments.shell))
+    show(script(parser.parse().shell))
     return 0
 
 

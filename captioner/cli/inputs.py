@@ -84,8 +84,7 @@ def open_photo(photo: Path | str) -> Image.Image:
     from captioner.storage import fetch_image
 
     # The user chose the address, so it may be one of the user's own network.
-    content = fetch_image(photo, MAX_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True)
-    return open_image(content)
+    return open_image(fetch_image(photo, MAX_BYTES, DOWNLOAD_TIMEOUT_S, allow_private=True))
 
 
 def is_address(name: str) -> bool:

@@ -79,8 +79,7 @@ def _delimited_records(path: Path, bad: list[str]) -> Iterator[Record]:
             else:
                 bad.append(f"{path}, line {line}: no name, blank and caption: {quoted(row)}")
         return
-    is_tsv = path.suffix.lower() == ".tsv" and "\t" in first
-    delimiter = "\t" if is_tsv else delimiter_of(first)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" and "\t" in first else delimiter_of(first)
     if delimiter == "|":  # a row of Kaggle's Flickr30k lacks its second one
         text = re.sub(r"(?m)^([^|\n]+\|\s*\d+)\s+(?=[^|\n]+$)", r"\1| ", text)
     columns: list[str] = []

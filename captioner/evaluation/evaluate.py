@@ -89,8 +89,7 @@ def evaluate(
     if objects:
         results["grounding"] = measure_grounding(captioner, written, known, objects, at_test)
     if faithfulness:
-        first = known[:faithfulness]
-        results["attention"] = _replacements(captioner.in_torch(), first, at_test)
+        results["attention"] = _replacements(captioner.in_torch(), known[:faithfulness], at_test)
     return Evaluation(results, captions)
 
 

@@ -121,8 +121,7 @@ def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     sums = np.array([sum(group) for group in groups])
     sizes = np.array([len(group) for group in groups])
     count = len(groups)
-    generator = np.random.default_rng(0)
-    weights = generator.multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     return _interval((weights @ sums) / (weights @ sizes))
 
 

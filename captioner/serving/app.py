@@ -326,8 +326,7 @@ class Service:
         in_thread = partial(run_sync, abandon_on_cancel=True)
 
         def decode(data: bytes) -> ImageInput:
-            image = open_image(data, max_pixels=self.limits.max_pixels)
-            return captioner.transform.array(image)
+            return captioner.transform.array(open_image(data, max_pixels=self.limits.max_pixels))
 
         if isinstance(source, Problem):
             raise source

@@ -151,8 +151,7 @@ def draw_heading(
     left, text, title_line = layout.margin, layout.text, round(1.3 * layout.title)
     name_line = round(1.9 * text) if name else 0
     face = font(layout.title, bold=True, text=caption.text)
-    words = one_line(caption.text) or "(no words)"
-    lines = wrap(words, face, width, max_lines=layout.title_lines)
+    lines = wrap(one_line(caption.text) or "(no words)", face, width, max_lines=layout.title_lines)
     note, warning = caption_note(caption)
     height = name_line + title_line * len(lines)
     if page is not None:

@@ -128,8 +128,7 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
     content = table.read_bytes().replace(b"\n", b"\r\n")  # as a spreadsheet saves it
     table.write_bytes(content.replace(b"one.jpg,", b"one.jpg,Mine: "))
     options = ("--write", "csv", "--output", "out/deeper")
-    again = caption("photos/one.jpg", *options)
-    assert "photos/one.jpg: has a text already" in again.stderr
+    assert "photos/one.jpg: has a text already" in caption("photos/one.jpg", *options).stderr
     assert table.read_bytes() == content.replace(b"one.jpg,", b"one.jpg,Mine: ").replace(b"\r", b"")
     assert caption("photos", *options, "--overwrite").code == 0
     assert table.read_bytes() == content.replace(b"\r", b"")
@@ -160,8 +159,7 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     copy = (tmp_path / "page.alt.html").read_text()
     assert copy.count('alt="') == 3
     (tmp_path / "page.alt.html").write_text(f"{copy}<!-- corrected -->")
-    again = caption("page.html", "--write", "html")
-    assert "page.alt.html: has a text already" in again.stderr
+    assert "page.alt.html: has a text already" in caption("page.html", "--write", "html").stderr
     assert (tmp_path / "page.alt.html").read_text().endswith("<!-- corrected -->")
     assert caption("page.html", "--write", "html", "--overwrite").code == 0
     assert (tmp_path / "page.alt.html").read_text() == copy

@@ -150,8 +150,7 @@ def test_a_model_with_a_calibrator_is_reported_on(
     done = commands.run("captioner", "calibrate", model, *options, "--output", report)
     assert done.code == 0, done.stderr
     assert str(model / "calibrator.json") in done.stdout
-    found = json.loads(report.read_text())
-    assert found["all"]["num_images"] == 60
+    assert json.loads(report.read_text())["all"]["num_images"] == 60
     outcome = evaluate(commands, model, table, "--split", "test", "--output", output)
     assert outcome.code == 0, outcome.stderr
     calibration = results(output)["calibration"]

@@ -75,8 +75,7 @@ def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     tiny.photo(7)[0].save(folder / "one.jpg")  # another photo now
     (tmp_path / "out" / "two.attention.png").unlink()
     assert names_in(caption(*options, "--resume")) == ["photos/one.jpg", "photos/two.png"]
-    other_settings = caption(*options, "--resume", "--max-words", 2)
-    assert len(names_in(other_settings)) == 3
+    assert len(names_in(caption(*options, "--resume", "--max-words", 2))) == 3
 
 
 def test_a_list_of_photos_is_for_batch(caption, tmp_path: Path) -> None:

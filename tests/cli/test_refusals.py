@@ -21,6 +21,9 @@ REFUSED = {
     "caption": "PHOTO",
     "batch a.jpg b.jpg --output c": "put quotes around a pattern",
     "batch a --output b --ray-address auto": "needs --engine ray",
+    "batch . --output damaged": "damaged/settings.json is damaged or of another program",
+    "batch . --output theme": "theme/settings.json is damaged or of another program",
+    "batch . --output others": "others/parts is damaged or of another program, so nothing",
     f"{CAPTION} --beam-size 0": "'0' is not a whole number from 1 to 100",
     f"{CAPTION} --min-confidence 0.5": "has no calibrator",
     f"{CAPTION} --resume": "needs --output",
@@ -77,12 +80,22 @@ REFUSED = {
     ),
 }
 
+# Files of other programs in folders that are given as the output of captioner batch.
+FOREIGN = {
+    "damaged/settings.json": "{",
+    "theme/settings.json": '{"theme": "dark"}',
+    "others/parts/000000.parquet": "",
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tiny.draw_table(tmp_path_factory.mktemp("refused") / "photos")
     tiny.photo(1)[0].save(folder / "photo.jpg")
     (folder / "run.yaml").write_text(f"train: {{output: run}}\ndata: {{root: {folder}}}\n")
+    for name, content in FOREIGN.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(content)
     return folder
 
 

@@ -149,8 +149,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     running, run = started(programs, file, step)
     running.signal(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
-    saved = load_training_state(run / "last")
-    assert saved["batch"], "it was not in mid-epoch"
+    assert load_training_state(run / "last")["batch"], "it was not in mid-epoch"
     assert len(entries(run)) < 2 * STEPS
     resumed = programs.run("train.py", "--config", file, "--resume", **NO_GRAPHS)
     assert resumed.code == 0, resumed.stderr

@@ -36,8 +36,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
-    folder = tiny.draw_table(tmp_path / "photos", train=11, val=0, test=0)
-    return sorted(folder.glob("*.jpg"))
+    return sorted(tiny.draw_table(tmp_path / "photos", train=11, val=0, test=0).glob("*.jpg"))
 
 
 def transform(**settings: Any) -> ImageTransform:

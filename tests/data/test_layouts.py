@@ -155,8 +155,7 @@ def test_several_data_sets_are_named_with_the_option_that_decides(tmp_path: Path
     assert "Flickr8k.token.txt" in message
     assert "--format flickr8k or --format karpathy" in message
     assert len(read_split(root=tmp_path, format="karpathy", split="train").images) == 8
-    by_file = read_split(root=tmp_path, file="dataset_flickr8k.json", split="train")
-    assert len(by_file.images) == 8
+    assert len(read_split(root=tmp_path, file="dataset_flickr8k.json", split="train").images) == 8
     draw(tmp_path / "tables")
     write(tmp_path / "tables" / "one.csv", "image,caption\n00.jpg,one\n")
     write(tmp_path / "tables" / "two.jsonl", '{"image": "01.jpg", "caption": "two"}\n')

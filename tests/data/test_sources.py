@@ -223,13 +223,11 @@ def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
 
 
 def test_only_training_captions_are_said_to_be_cut(tmp_path: Path, capsys) -> None:
-    root = table(tmp_path / "a", train=3, val=3)
-    read_sources(DataConfig("table", root, max_words=2))
+    read_sources(DataConfig("table", table(tmp_path / "a", train=3, val=3), max_words=2))
     cut = [line for line in capsys.readouterr().err.splitlines() if "training cuts them" in line]
     assert [line.partition(":")[0] for line in cut] == ["train"]
 
 
 def test_validating_on_training_images_is_reported(tmp_path: Path, capsys) -> None:
-    root = table(tmp_path / "a", train=5, val=2)
-    read_sources(DataConfig("table", root, val_split="train+val"))
+    read_sources(DataConfig("table", table(tmp_path / "a", train=5, val=2), val_split="train+val"))
     assert "5 of the validation photos are training photos" in capsys.readouterr().err

@@ -44,8 +44,7 @@ def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
 
 
 def test_the_fit_finds_the_probabilities_that_captions_were_drawn_from() -> None:
-    data = [drawn(1500, 0), drawn(1500, 1)]
-    calibrator, report = fit(data)
+    calibrator, report = fit([drawn(1500, 0), drawn(1500, 1)])
     fresh = drawn(4000, 2)
     predicted = calibrator.probabilities(fresh.features)
     truth = 1 / (1 + np.exp(-2 * (fresh.features[:, 0] - 5) / 3))

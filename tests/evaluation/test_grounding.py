@@ -71,8 +71,7 @@ GEOMETRIES = [
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_coverage_is_that_of_a_loop_over_fine_points(geometry: Geometry) -> None:
-    generator = np.random.default_rng(0)
-    mask = generator.random((HEIGHT, WIDTH)) < 0.4
+    mask = np.random.default_rng(0).random((HEIGHT, WIDTH)) < 0.4
     rows, columns = 3, 5
     covered, seen = coverage(mask, geometry, rows, columns)
     for row in range(rows):

@@ -16,8 +16,7 @@ def test_the_largest_are_found_in_order(length: int, count: int) -> None:
     values[0, -1] = 9.0  # behind the last whole block
     values[1, : length - 8] = -np.inf
     expected = np.argsort(-values, axis=-1, kind="stable")[:, :count]
-    found = top_k_indices(values, count)
-    assert found.tolist() == expected.tolist()
+    assert top_k_indices(values, count).tolist() == expected.tolist()
 
 
 def test_a_value_that_is_not_a_number_ranks_above_all() -> None:

@@ -93,8 +93,7 @@ Found = tuple[tuple[int, ...], float, "float | None"]
 
 def repeats(words: tuple[int, ...], length: int) -> bool:
     """Whether some sequence of so many words comes twice."""
-    starts = range(len(words) - length + 1)
-    sequences = [words[start : start + length] for start in starts]
+    sequences = [words[start : start + length] for start in range(len(words) - length + 1)]
     return len(set(sequences)) < len(sequences)
 
 

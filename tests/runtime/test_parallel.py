@@ -40,8 +40,7 @@ def test_results_come_in_order_from_two_threads_at_once() -> None:
 
 def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
     before = torch.get_num_threads()
-    seen = list(parallel_map(lambda _: torch.get_num_threads(), range(3), CPU))
-    assert seen == [2, 2, 2]
+    assert list(parallel_map(lambda _: torch.get_num_threads(), range(3), CPU)) == [2, 2, 2]
     assert torch.get_num_threads() == before
     assert list(parallel_map(lambda _: torch.get_num_threads(), range(1), CPU)) == [before]
     assert list(parallel_map(str, [], CPU)) == []

@@ -158,8 +158,7 @@ def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
         tasks.append(copy.deepcopy(setup.task).train())
         step = step_of_fixed_shapes(setup, tasks[-1])
         step.graphs = step.updates = graphs
-        found = steps_of(step, batches)
-        assert all(each["updated"] for each in found)
+        assert all(each["updated"] for each in steps_of(step, batches))
     assert all(graph.replays > 1 for graph, _ in graphs.graphs.values())
     state = tasks[0].state_dict()
     for name, value in tasks[1].state_dict().items():

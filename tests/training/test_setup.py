@@ -109,8 +109,7 @@ def test_the_same_seed_gives_the_same_first_weights(own_table: Path) -> None:
 def before(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained model with a vocabulary that the table alone would not give."""
     run = tmp_path_factory.mktemp("runs") / "before"
-    recipe = tiny.recipe(table, run, train__epochs=1, data__min_count=6, train__seed=7)
-    return train(recipe)
+    return train(tiny.recipe(table, run, train__epochs=1, data__min_count=6, train__seed=7))
 
 
 def starting_from(start: Path, table: Path, tmp_path: Path, **changed: Any) -> Config:

@@ -39,8 +39,7 @@ def take(
 def test_a_step_trains_the_model_at_the_rate_of_the_schedule(setup: Setup) -> None:
     optimizer = build_optimizer(setup.task, setup.config.optim)
     before = copy.deepcopy(setup.task.state_dict())
-    step = take(setup, optimizer, factor=0.5)
-    assert step.updated
+    assert take(setup, optimizer, factor=0.5).updated
     assert {group["lr"] for group in optimizer.param_groups} == {5e-3 / 2}
     assert {group["base_lr"] for group in optimizer.param_groups} == {5e-3}
     after = setup.task.state_dict()

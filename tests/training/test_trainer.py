@@ -71,8 +71,8 @@ def test_the_last_step_of_an_epoch_is_logged_however_short_it_is(
     table: Path, tmp_path: Path
 ) -> None:
     train(tiny.recipe(table, tmp_path / "run", train__log_every=3))
-    logged = [entry["step"] for entry in tiny.log_entries(tmp_path / "run", "train")]
-    assert logged == [3, 4, 6, 8]  # four steps an epoch
+    # Four steps an epoch.
+    assert [entry["step"] for entry in tiny.log_entries(tmp_path / "run", "train")] == [3, 4, 6, 8]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +289,5 @@ def test_an_unreadable_training_photo_is_named_once_and_left_out(
     broken_table = tiny.draw_table(tmp_path / "photos", train=13)
     (broken_table / "04.jpg").write_bytes(b"damaged")
     train(tiny.recipe(broken_table, tmp_path / "run"))
-    said = capsys.readouterr().err
-    assert said.count(str(broken_table / "04.jpg")) == 1
+    assert capsys.readouterr().err.count(str(broken_table / "04.jpg")) == 1
     assert len(tiny.log_entries(tmp_path / "run", "train")) == 8

@@ -44,8 +44,7 @@ def test_the_raw_maps_hold_all_of_a_caption_and_older_files_can_be_read(caption,
     whole.save(tmp_path / "x.npz")
     with np.load(tmp_path / "x.npz") as file:
         arrays = dict(file)
-    again = caption_from_arrays(arrays)
-    assert again.to_dict(maps=True) == whole.to_dict(maps=True)
+    assert caption_from_arrays(arrays).to_dict(maps=True) == whole.to_dict(maps=True)
     for name in ("text", "confidence", "confidence_threshold"):
         del arrays[name]
     assert caption_from_arrays(arrays).to_dict(maps=True) == caption.to_dict(maps=True)

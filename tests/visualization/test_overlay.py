@@ -236,8 +236,7 @@ def test_without_opacity_the_photo_is_left_and_below_the_threshold_nothing_is_pa
 
 def test_flat_attention_is_one_tint_without_lines():
     photo = Image.new("RGB", (97, 61), (90, 90, 90))
-    geometry = Geometry(97, 61, 0, 0, 97, 61)
-    heat = attention_heat(np.full((14, 14), 1 / 196), geometry, (97, 61))
+    heat = attention_heat(np.full((14, 14), 1 / 196), Geometry(97, 61, 0, 0, 97, 61), (97, 61))
     for kind in STYLES:
         assert len(overlay(photo, heat, kind).getcolors()) == 1, kind
 

@@ -105,8 +105,8 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
         NamedImage(name, tuple(texts), ids[name], split)
         for (name, split), texts in captions.items()
     ]
-    folders = dict.fromkeys(path.parent for path, _ in tables)
-    return Annotations(images, [*folders, Path()])  # some programs write paths from where they run
+    # Some programs write paths from where they run.
+    return Annotations(images, [*dict.fromkeys(path.parent for path, _ in tables), Path()])
 
 
 def possible_tables(data: DataFiles) -> list[Path]:

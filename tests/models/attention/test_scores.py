@@ -58,8 +58,7 @@ def plain_scaled_dot(score: Score, query: Vector, cell: Vector, head: int, numbe
 
 def plain_general(score: Score, query: Vector, cell: Vector, head: int, number: int) -> float:
     """h . W a; with heads, the parts of h and of W a."""
-    rows = score.key.weight.tolist()
-    mapped = [plain.dot(row, cell) for row in rows]
+    mapped = [plain.dot(row, cell) for row in score.key.weight.tolist()]
     return plain.dot(plain.part(query, head, score.heads), plain.part(mapped, head, score.heads))
 
 
