@@ -131,15 +131,18 @@ def show(line: object) -> None:
     """Print results at once, above the progress bar if there is one.
 
     Raises:
-        BrokenPipeError: Nobody reads them.
+        BrokenPipeError: Nobody reads them, or there is no space for them, as stderr then says.
     """
     try:
         tqdm.write(visible(str(line)), file=sys.stdout)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # Otherwise the interpreter would fail again when it flushes the buffer at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
+        if not isinstance(error, BrokenPipeError):
+            message = f"standard output cannot be written ({error.strerror}); free space there"
+            print(f"error: {message}", file=sys.stderr)
+        raise BrokenPipeError from None
 
 
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:

@@ -48,9 +48,7 @@ class SourceImages:
     def loss_weights(self, captions: EncodedCaptions) -> np.ndarray | None:
         """Return float32 [C], the weights of the captions in the loss; None weighs all alike."""
         by_source = np.array([source.loss_weight for source in self.sources], dtype=np.float32)
-        if (by_source == 1).all():
-            return None
-        return by_source[self.source_of[captions.image_of]]
+        return None if (by_source == 1).all() else by_source[self.source_of[captions.image_of]]
 
 
 def read_sources(data: DataConfig, *, max_validation_images: int | None = None) -> SourceImages:

@@ -70,6 +70,17 @@ def test_the_scripts_are_the_commands(programs: Programs) -> None:
         assert (one.code, one.stdout) == (other.code, other.stdout)
 
 
+def test_a_full_disk_under_standard_output_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["completion", "bash"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: standard output cannot be written (No space left on device); ")
+    assert told.count("\n") == 1
+
+
 # ------------------------------------------------------------------------------ quiet and verbose
 
 
