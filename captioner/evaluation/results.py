@@ -63,7 +63,7 @@ def read_captions(path: Path, split: str) -> dict[str, str]:
         for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:
             for row in read_tables(DataFiles(), [(file, "")]).images:
                 if split_name(row.split) in ("", split_name(split)):
-                    found.append((str(row.name), next(filter(None, row.captions), None)))
+                    found += [(str(row.name), text or None) for text in row.captions or [""]]
     captions: dict[str, str] = {}
     for image, caption in found:
         if caption is not None:
@@ -76,7 +76,7 @@ def read_captions(path: Path, split: str) -> dict[str, str]:
     if len(captions) < len(found):
         logger.warning(
             f"{path}: {len(found) - len(captions)} of {len(found)} entries are left out: they have "
-            "no caption, or their image has one before"
+            "no caption, or their photo has an earlier one, which is scored"
         )
     return captions
 

@@ -215,13 +215,13 @@ def test_captions_of_some_photos_are_scored_and_the_rest_is_counted(
     commands: Commands, tmp_path: Path
 ) -> None:
     root, file = coco(tmp_path / "coco", references=4), tmp_path / "r.json"
-    rows = [{"image_id": n, "caption": "a man"} for n in (1, 2, 77)] + [{"image_id": 3}]
+    rows = [{"image_id": n, "caption": "a man"} for n in (1, 2, 77, 2)] + [{"image_id": 3}]
     file.write_text(json.dumps(rows))
     outcome = of_coco(commands, root, "--results", file)
     assert outcome.code == 0, outcome
     assert "2 of 4 photos have no caption there, the first is 000000000003.jpg" in outcome.stderr
     assert "1 of 3 captions are of other photos" in outcome.stderr
-    assert "1 of 4 entries are left out" in outcome.stderr
+    assert "2 of 5 entries are left out: they have no caption, or their photo" in outcome.stderr
     assert "num captions" in outcome.stdout
 
 
