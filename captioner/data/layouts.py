@@ -16,6 +16,7 @@ from typing import Any
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
 from captioner.data.images import ImagePath, TarMember
+from captioner.data.records import read_json
 from captioner.data.splits import (
     VAL_SHARE,
     CaptionedImage,
@@ -332,6 +333,8 @@ def _not_recognised(data: DataFiles) -> str:
         parts.append(f"it has {len(data.images)} photos and {files}")
     for path in possible_tables(data) if data.format in ("auto", "table") else ():
         columns = columns_of(path)
+        if columns is None and path.suffix.lower() == ".json":
+            read_json(path)  # its DataError says where the file is damaged
         if columns and columns[1:] and path.suffix.lower() != ".txt":
             chosen = [c for c in (data.image_column, data.caption_column) if c and c not in columns]
             parts.append(

@@ -197,6 +197,8 @@ def test_what_lies_there_is_named_where_nothing_is_recognised(tmp_path: Path) ->
     assert "columns" not in sentence(root=tmp_path, format="coco")
     columns = {"image_column": "bild", "caption_column": "satz"}
     assert len(read_split(root=tmp_path, split="all", **columns).images) == 1
+    write(tmp_path / "captions.json", '{"images": [{"id": 1')
+    assert f"{tmp_path}/captions.json is not readable as JSON (Exp" in sentence(root=tmp_path)
 
 
 # ------------------------------------------------------------------------- where the photos lie
