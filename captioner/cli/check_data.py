@@ -41,12 +41,15 @@ def check_data(parser: parsing.CommandParser) -> int:
     add("--contact-sheet", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, metavar="FILE", help="write the report as JSON here")
     arguments = parser.parse()
+    sheet = arguments.contact_sheet
+    if sheet and sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):
+        parser.error(f"argument --contact-sheet: {sheet} does not end in .jpg or .png")
 
     from captioner.data import checks
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json
 
-    written = [file for file in (arguments.output, arguments.contact_sheet) if file]
+    written = [file for file in (arguments.output, sheet) if file]
     for file in written:
         check_writable(file)
     data = CaptionedData(parsing.chosen_data(arguments))
@@ -91,8 +94,8 @@ def check_data(parser: parsing.CommandParser) -> int:
         show(printable(line))
     if arguments.output:
         write_json(arguments.output, {"splits": statistics, "mend": problems})
-    if arguments.contact_sheet:
-        _draw(arguments.contact_sheet, splits, sizes)
+    if sheet:
+        _draw(sheet, splits, sizes)
     for file in written:
         show(file)
     return 1 if problems else 0

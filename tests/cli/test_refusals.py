@@ -20,6 +20,7 @@ SERVE = "serve --port 0 --device cpu"
 REFUSED = {
     "caption": "PHOTO",
     "batch a.jpg b.jpg --output c": "put quotes around a pattern",
+    "check-data . --contact-sheet x.gif": "x.gif does not end in .jpg or .png",
     "batch a --output b --ray-address auto": "needs --engine ray",
     "batch . --output damaged": "damaged/settings.json is damaged or of another program",
     "batch . --output theme": "theme/settings.json is damaged or of another program",
