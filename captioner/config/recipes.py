@@ -72,8 +72,9 @@ def _find_recipe(recipe: str, folder: Path) -> Path:
     shipped = shipped_recipes()
     if recipe in shipped:
         return shipped[recipe]
-    top = ", ".join(name for name in shipped if "/" not in name)
-    raise ConfigError(f"{folder / recipe}: no such recipe; name a YAML file, or one of {top}")
+    is_family = recipe.startswith("families/")
+    names = ", ".join(name for name in shipped if ("/" in name) == is_family)
+    raise ConfigError(f"{folder / recipe}: no such recipe; name a YAML file, or one of {names}")
 
 
 def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:

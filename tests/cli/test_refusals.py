@@ -62,6 +62,7 @@ REFUSED = {
     f"{TRAIN} --data.root=": "data.root: is empty",
     "train --config 'no such recipe.yaml'": "no such recipe.yaml",
     "train --config flickr8k_sofd": "flickr8k_soft",
+    "train --config families/dod": "one of families/concat, families/cosine, families/dot,",
     "train --config flickr8k_soft --data.root none": "none",
     f"{TRAIN} --quiet --encoder.backbone no_such_network": "encoder.backbone",
     f"{TRAIN} --resume": "run",
