@@ -8,6 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -381,10 +382,10 @@ def score(parser: parsing.CommandParser) -> int:
     (options,) = output.attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
-    words = captioner.vocabulary.tokenizer.split(arguments.text)
-    if unknown := [word for word in words if word not in captioner.vocabulary]:
+    if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
         logger.info(f"read as unknown words: {', '.join(unknown)}")
-    captions = [(str(model), caption)]
+    drawn = [f"{word} (unknown)" if word in unknown else word for word in caption.words]
+    captions = [(str(model), replace(caption, words=drawn))]
     pictures: list[Path] = []
     problem = None
     if arguments.output is not None:

@@ -268,7 +268,7 @@ def test_a_caption_is_read_drawn_and_weighed(
     assert line["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-5)
     assert line["end_log_prob"] == pytest.approx(expected.end_log_prob, abs=1e-5)
     kinds = [path.partition(".")[2] for path in line["pictures"]]
-    assert {"attention.png", "attention.html", "attention.npz"} < set(kinds)
+    assert {"attention.png", "attention.html", "attention.npz", "06-table-unknown.png"} < set(kinds)
     assert len(kinds) == 3 + 6
     with Image.open(tmp_path / "out" / "photo.attention.png") as sheet:
         assert sheet.width > 500
