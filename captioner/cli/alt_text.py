@@ -100,11 +100,16 @@ class TextWriter:
         options, written = self.arguments, list[Path]()
         withheld = is_withheld(confidence, options.min_confidence)
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
-        if withheld or not isinstance(photo, Path):
+        if withheld:
             return written
         for kind, save in (("xmp", self._save_sidecar), ("txt", self._save_text)):
             try:
                 if kind in options.write:
+                    if not isinstance(photo, Path):
+                        raise CaptionerError(
+                            f"{photo}: no {kind} is written, as it would lie next to the photo's "
+                            "file; --write csv --output DIR writes a table"
+                        )
                     file, has_text = save(photo, caption)
                     (written if has_text or options.overwrite else self._kept).append(file)
             except CaptionerError as error:

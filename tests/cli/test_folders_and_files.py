@@ -104,8 +104,10 @@ def test_a_photo_can_come_on_standard_input(
     options = ["--checkpoint", str(tiny_model), "--device", "cpu", "--json"]
     with (folder / "one.jpg").open("rb") as file:
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
-        assert main(["-", *options]) == 0
-    piped = json.loads(capsys.readouterr().out)
+        assert main(["-", *options, "--write", "txt"]) == 1
+    outcome = capsys.readouterr()
+    assert "-: no txt is written" in outcome.err
+    piped = json.loads(outcome.out)
     assert piped["image"] == "-"
     assert main([str(folder / "one.jpg"), *options]) == 0
     assert piped["words"] == json.loads(capsys.readouterr().out)["words"]
