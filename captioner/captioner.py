@@ -370,8 +370,7 @@ class Captioner:
             (found,) = force_decode(  # of words alone, so nothing is read behind them
                 self.engine.decoder, grid, [[tokens] * count], max_words=len(tokens)
             )
-        cells = [np.atleast_2d(h.cells.T) for h in found if h.cells is not None]
-        return np.concatenate(cells)
+        return np.concatenate([np.atleast_2d(h.cells.T) for h in found if h.cells is not None])
 
     def _caption(
         self,

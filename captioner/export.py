@@ -309,8 +309,7 @@ def _refer_to_file(proto: Any, places: Places) -> None:
         assert list(tensor.dims) == shape, name
         stored = TensorProto(name=tensor.name, dims=shape, data_type=_ONNX_TYPES[kind])
         stored.data_location = TensorProto.EXTERNAL
-        place = {"location": WEIGHTS, "offset": offset, "length": size}
-        for key, value in place.items():
+        for key, value in {"location": WEIGHTS, "offset": offset, "length": size}.items():
             stored.external_data.add(key=key, value=str(value))
         if kind != "F32":
             stored.name = f"{tensor.name}.stored"

@@ -12,6 +12,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,6 +93,11 @@ class OutputFolder:
             **content,
             "pictures": [picture.name for picture in pictures],
         }
+        if "words" in self.arguments.save:  # those of a longer caption before are not replaced
+            word = re.compile(rf"{re.escape(record['name'])}\.\d\d+-[^/\\]+\.png")
+            before = self.records.get(record["image"], {}).get("pictures", ())
+            for name in filter(word.fullmatch, set(before) - set(record["pictures"])):
+                (self.journal.parent / name).unlink(missing_ok=True)
         try:
             with self.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

@@ -116,8 +116,7 @@ def caption_findings(split: Split, tokenizer: Tokenizer, max_words: int | None) 
             f"have more than {max_words} words",
         )
         found.append(long and f"{long}; training cuts them there (data.max_words)")
-    twice = [image for image in split.images if len(set(image.captions)) < len(image.captions)]
-    if twice:
+    if twice := [image for image in split.images if len(set(image.captions)) < len(image.captions)]:
         found.append(
             f"{len(twice)} photos have a caption twice, as {twice[0].path}; remove one, or it "
             "counts double"

@@ -71,8 +71,7 @@ class GraphEngine:
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         with ThreadPoolExecutor(self._at_once) as threads:
-            inputs = ({"images": image[None]} for image in images)
-            found = list(threads.map(self._encoder, inputs))
+            found = list(threads.map(self._encoder, ({"images": image[None]} for image in images)))
         joined = {name: np.concatenate([grid[name] for grid in found]) for name in found[0]}
         return Grid(joined["features"], self.height, self.width, joined.get("local"))
 

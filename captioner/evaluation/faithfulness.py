@@ -137,8 +137,7 @@ def attention_summary(images: Sequence[Mapping[str, np.ndarray]]) -> dict[str, d
             (name, "value", "interval"),
             (f"{name}_control", "control", "control_interval"),
         ):
-            groups = [image[kind].tolist() for image in images if len(image.get(kind, ()))]
-            if groups:
+            if groups := [image[kind].tolist() for image in images if len(image.get(kind, ()))]:
                 mean = float(np.concatenate(groups).mean())
                 summary.setdefault(name, {}).update(
                     {value: mean, interval: interval_of_mean(groups)}

@@ -128,8 +128,7 @@ def interval_of_mean(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
 def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
     """Compare two systems on the same resamples of the same images, in the metrics of both."""
     positions = {image_id: index for index, image_id in enumerate(b.image_ids)}
-    alone = set(a.image_ids) ^ set(b.image_ids)
-    if alone:
+    if alone := set(a.image_ids) ^ set(b.image_ids):
         raise DataError(
             f"the two results are not of the same images: {len(alone)} are in one alone, such as "
             f"{sorted(map(str, alone))[0]}; evaluate both models on the same photos"

@@ -80,8 +80,7 @@ class Teachers:
         """Read a batch and return the mean of the teachers' predictions."""
         outputs: list[TeacherForcingOutput] = []
         for model in self.models:
-            grid = model.encoder(batch.inputs, from_frozen=batch.from_frozen)
-            outputs.append(model(grid, batch))
+            outputs.append(model(model.encoder(batch.inputs, from_frozen=batch.from_frozen), batch))
         probs = [torch.softmax(at_least_float32(output.logits), dim=-1) for output in outputs]
         maps = None
         if self.attention:

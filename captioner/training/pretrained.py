@@ -50,8 +50,7 @@ def load_pretrained(
     for name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS):
         if name in stored and len(stored[name]) == len(known):
             # Seeded again for each table, so that tied tables stay equal.
-            generator = torch.Generator().manual_seed(seed)
-            stored[name] = _rows_of_words(stored[name], index, generator)
+            stored[name] = _rows_of_words(stored[name], index, torch.Generator().manual_seed(seed))
     matching = [name for name in stored if name in own and own[name].shape == stored[name].shape]
     with torch.no_grad():
         for name in matching:

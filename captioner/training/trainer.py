@@ -209,8 +209,7 @@ class Trainer:
                 if nonempty := with_counts(batches, self.interrupts):
                     factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
                     output = self.take_step(nonempty, learning_rate_factor=factor)
-                    skipped = self.skipped_steps + 1
-                    self.skipped_steps = torch.where(output.updated, 0, skipped)
+                    self.skipped_steps = torch.where(output.updated, 0, self.skipped_steps + 1)
                 if self.averaged:
                     self.averaged.update(self.model, self.step)
                 self.batch += len(batches)

@@ -29,8 +29,7 @@ def claim_name(owners: dict[str, str], path: str, *preferred: str) -> str:
     """
     file = Path(path)
     longer = f"{file.parent.name}-{file.name}"
-    numbered = (f"{number}-{longer}" for number in count(2))
-    names = chain(preferred, [file.name, longer], numbered)
+    names = chain(preferred, [file.name, longer], (f"{number}-{longer}" for number in count(2)))
     return next(name for name in names if owners.setdefault(name.casefold(), path) == path)
 
 

@@ -413,8 +413,7 @@ def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
         key.append(("+", KEY["peak"]))
     if len(soft) < len(captions):
         key.append(("□", KEY["cell"]))
-    paths = [len(caption.paths) for caption in captions if caption.paths is not None]
-    if paths:
+    if paths := [len(caption.paths) for caption in captions if caption.paths is not None]:
         shown = min(max(paths), len(PATH_COLOURS))
         key.append(("○●", KEY["paths"].format(shown=shown, count=max(paths))))
     return key

@@ -59,8 +59,7 @@ def _font_with(characters: str) -> str | None:
     wanted = {character for character in characters if character.isprintable()}
     files = sorted(findSystemFonts(), key=lambda path: ("Bold" in path, "Serif" in path, path))
     best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
-    missing = wanted - (_letters(best) if best else frozenset())
-    if missing:
+    if missing := wanted - (_letters(best) if best else frozenset()):
         script = unicodedata.name(min(missing), "some").split()[0].capitalize()
         _warn_once(
             f"warning: no font on this machine has {script} letters, which are drawn as boxes; "

@@ -60,8 +60,7 @@ class VectorPage:
             y += (ascent - descent) / 2
         face = FontProperties(fname=str(font.path), size=_points(font.size))
         options: Any = {"ha": {"l": "left", "m": "center", "r": "right"}[anchor[0]]}
-        artist = Text(x, y, text, color=fill, font=face, parse_math=False, **options)
-        self._add(artist)
+        self._add(Text(x, y, text, color=fill, font=face, parse_math=False, **options))
 
     def rectangle(
         self, xy: tuple[float, ...], *, fill: str = "", outline: str = "", width: int = 1

@@ -272,6 +272,9 @@ def test_a_caption_is_read_drawn_and_weighed(
     assert len(kinds) == 3 + 6
     with Image.open(tmp_path / "out" / "photo.attention.png") as sheet:
         assert sheet.width > 500
+    assert run("score", photo, "a disc", *options).code == 0
+    words = sorted(path.name for path in (tmp_path / "out").glob("photo.0*"))
+    assert words == ["photo.01-a.png", "photo.02-disc.png"], "and none of the longer caption"
 
 
 def test_a_scored_caption_replaces_no_picture_of_another_photo_and_resume_draws_its_own_again(

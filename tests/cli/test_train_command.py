@@ -63,8 +63,7 @@ def reached(run: Path, step: int) -> bool:
 def whole(table: Path, programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A run of two epochs that nobody interrupts, and how it ended."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    outcome = programs.run("train.py", "--config", recipe(table, run), "--train.samples", 1)
-    return run, outcome
+    return run, programs.run("train.py", "--config", recipe(table, run), "--train.samples", 1)
 
 
 def test_a_run_ends_well_and_says_where_its_best_model_is(whole: Whole) -> None:

@@ -37,8 +37,7 @@ def two(tmp_path: Path) -> DataConfig:
 
 
 def captions_of(images_of_sources: list[int], captions: int = 2) -> EncodedCaptions:
-    images = sum(images_of_sources)
-    image_of = np.repeat(np.arange(images), captions)
+    image_of = np.repeat(np.arange(sum(images_of_sources)), captions)
     lengths = 3 + image_of % 2
     return EncodedCaptions(image_of, [np.zeros(n, dtype=np.int64) for n in lengths], lengths)
 

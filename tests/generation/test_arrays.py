@@ -11,8 +11,7 @@ from captioner.generation.arrays import exponential, log_softmax, top_k_indices
 @pytest.mark.parametrize("length", [7, 640, 1285, 9490])
 @pytest.mark.parametrize("count", [1, 5, 7])
 def test_the_largest_are_found_in_order(length: int, count: int) -> None:
-    generator = np.random.default_rng(length)
-    values = generator.normal(size=(4, length)).astype(np.float32)
+    values = np.random.default_rng(length).normal(size=(4, length)).astype(np.float32)
     values[0, -1] = 9.0  # behind the last whole block
     values[1, : length - 8] = -np.inf
     expected = np.argsort(-values, axis=-1, kind="stable")[:, :count]

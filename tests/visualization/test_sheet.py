@@ -147,8 +147,7 @@ def test_a_page_of_vectors_has_the_photo_once_text_and_at_most_half_a_megabyte(m
         assert len(photos) <= 2, "the photo and its grey"
         assert "<!-- description -->" in svg
         assert len(page.to_bytes("pdf")) < 500_000, kind
-    named = [("soft", caption), ("hard", caption)]
-    assert b"<svg" in vector_sheet(photo, named).to_bytes("svg")
+    assert b"<svg" in vector_sheet(photo, [("soft", caption), ("hard", caption)]).to_bytes("svg")
 
 
 def test_a_figure_shows_what_the_sheet_shows(make_caption):
