@@ -112,6 +112,7 @@ def test_a_recipe_runs_where_its_tensors_are_on_a_gpu(recipe: str, table: Path) 
             assert gpu.waits["generation/beam_search.py:read_running"] <= -(-WORDS // CHECK_EVERY)
 
 
+@pytest.mark.slow  # a processor without bfloat16 takes long
 @pytest.mark.parametrize("recipe", ["table.yaml", "families/hard.yaml"])
 def test_a_step_in_bfloat16_has_nearly_the_same_loss(recipe: str, table: Path) -> None:
     """On the CPU, where the types meet as on a GPU."""

@@ -16,6 +16,7 @@ from captioner.errors import ConfigError, error_summary
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, where it is built
 _NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
@@ -31,7 +32,7 @@ def from_yaml(config_class: type[SettingsT], text: str) -> SettingsT:
 
 def to_yaml(config: ModelConfig) -> str:
     """Return all settings as YAML, defaults included."""
-    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+    return str(yaml.dump(asdict(config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True))
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -42,7 +42,7 @@ schema = schemathesis.openapi.from_dict(create_app({}).openapi())
 
 @schema.parametrize()
 @settings(
-    max_examples=30,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,
