@@ -58,7 +58,7 @@ def decoder_of(kind: str, attention: dict[str, Any], settings: dict[str, Any]) -
     torch.manual_seed(0)
     config = DecoderConfig(
         **{"kind": kind, "hidden_dim": 12, "embed_dim": 12, "heads": 3, "layers": 1}
-        | {"feedforward_dim": 16, "max_positions": 9}
+        | {"feedforward_dim": 16, "max_positions": 24}
         | settings
     )
     chosen = AttentionConfig(**{"dim": 6, "radius": 1.0, "words": 4} | attention)
@@ -110,7 +110,7 @@ def test_a_search_by_graphs_is_that_of_the_decoder(
 ) -> None:
     decoder = decoder_of(kind, attention, settings)
     tensors, arrays = grids()
-    options: dict[str, Any] = {"beam_size": 3, "max_words": 6, "no_repeat_ngram": 2}
+    options: dict[str, Any] = {"beam_size": 3, "max_words": 20, "min_words": 18}
     options["num_captions"] = 3
     expected = search(decoder, tensors, SearchOptions(**options))
     given = [[[4, 5, 6], [7]]] * B
