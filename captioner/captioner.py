@@ -76,7 +76,11 @@ class Captioner:
 
     @property
     def model(self) -> CaptionModel:
-        """The model in PyTorch, for inference; a ConfigError says that there is none."""
+        """The model in PyTorch, a copy for inference; a ConfigError says that there is none.
+
+        Its batch norms are folded. `save_pretrained` does not write changes of it; to change and
+        save a model, begin with `captioner.checkpoint.load_model`.
+        """
         model: CaptionModel | None = getattr(self.engine, "model", None)
         if model is None:
             raise ConfigError(
@@ -186,8 +190,10 @@ class Captioner:
             ConfigError: A value cannot be used, or `at_test` or `paths` without hard attention.
         """
         options = SearchOptions.from_config(self.config.decoding, self.vocabulary, **settings)
+        samples = options.sample or self.samples_cells(options.at_test, options.paths)
         for name in ("temperature", "top_p", "seed"):
-            if settings.get(name) is not None and not options.sample:
+            is_used = samples if name == "seed" else options.sample
+            if settings.get(name) is not None and not is_used:
                 raise ConfigError(f"{name}: is for captions drawn at random; use sample")
         for name in ("at_test", "paths"):
             value = getattr(options, name)
@@ -216,6 +222,7 @@ class Captioner:
             return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
+        self._seed_cells(options.seed)
         with hard_attention_mode(options.at_test):
             if options.sample:
                 found, calibrator = self._sample(grid, options), None
@@ -250,7 +257,6 @@ class Captioner:
     def _sample(self, grid: Grid, options: SearchOptions) -> list[list[Hypothesis]]:
         """Draw captions of each image, and score them to get the attention to their words."""
         seed = options.seed
-        self._seed_cells(seed)
         drawn, _ = sample(
             self.engine.decoder,
             grid,
@@ -272,6 +278,7 @@ class Captioner:
         *,
         at_test: HardAttentionMode | None = None,
         paths: int = 0,
+        seed: int | None = None,
     ) -> Caption:
         """Return a given caption with the attention and the log-probability of each word.
 
@@ -284,18 +291,20 @@ class Captioner:
             text: The caption.
             at_test: How hard attention chooses its cell.
             paths: With hard attention, also sample this many sequences of cells.
+            seed: Of the cells that are sampled, to draw the same again.
 
         Raises:
             ImageError: The image cannot be read.
             ConfigError: The text has no words.
         """
-        self.options(at_test=at_test, paths=paths)  # refuses what the model cannot do
+        self.options(at_test=at_test, paths=paths, seed=seed)  # refuses what the model cannot do
         words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
         (image,) = as_list([image])
         grid, geometries = self.encode([image])
+        self._seed_cells(seed)
         with hard_attention_mode(at_test):
             ((hypothesis,),) = force_decode(
                 self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most

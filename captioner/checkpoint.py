@@ -86,6 +86,11 @@ def save_model(
     import torch
     from safetensors.torch import save
 
+    if getattr(model.encoder, "is_folded", False):
+        raise CheckpointError(
+            "the model is a captioner's copy for inference, whose batch norms are folded; save one "
+            "that captioner.checkpoint.load_model returned"
+        )
     dtype = dtype or torch.float32
     inference = ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)})
     with _replacing_folder(folder, keep=training_state is not None) as temporary:

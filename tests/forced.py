@@ -12,5 +12,4 @@ def force_decode_one(
     decoder: StepDecoder, grid: Grid, tokens: Sequence[int], max_words: int | None = None
 ) -> Hypothesis:
     """Score one caption of the grid's first image."""
-    captions = [[tokens]] * len(grid.features)
-    return force_decode(decoder, grid, captions, max_words=max_words)[0][0]
+    return force_decode(decoder, grid, [[tokens]] * len(grid.features), max_words=max_words)[0][0]

@@ -290,12 +290,18 @@ def test_samples_vary_and_a_seed_repeats_them(captioner: Captioner, paths: list[
 
 def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
     captioner = Captioner(*tiny.model(select="hard", at_test="sample"))
-    drawn, again = (captioner.sample(paths[0], 6, seed=2**63 - 1) for _ in range(2))
-    assert [caption.text for caption in drawn] == [caption.text for caption in again]
-    for one, other in zip(drawn, again, strict=True):
-        np.testing.assert_array_equal(one.cells, other.cells)
-        np.testing.assert_array_equal(one.maps, other.maps)
-    assert len({tuple(caption.cells) for caption in drawn}) > 1
+    for call in (
+        lambda: captioner.sample(paths[0], 6, seed=2**63 - 1),
+        lambda: captioner.n_best(paths[:1], 3, seed=1, paths=2)[0],
+        lambda: [captioner.score(paths[0], "w1 w2 w3", seed=1, paths=2)],
+        lambda: [captioner.score(paths[0], "w1 w2 w3", seed=2, paths=2)],
+    ):
+        drawn, again = call(), call()
+        for one, other in zip(drawn, again, strict=True):
+            assert one.text == other.text
+            for name in ("cells", "maps", "paths"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert len({tuple(caption.cells) for caption in drawn}) > 1 or len(drawn) == 1
 
 
 # ----------------------------------------------------------------------- the model, in and out
@@ -360,6 +366,12 @@ def test_evaluate_scores_a_data_set(
     assert found.results["signature"]["beam_size"] == 2
     images = read_split(format="table", root=drawn_photos, split="val").images
     assert captioner.evaluate(images, beam_size=2).results["metrics"] == found.results["metrics"]
+    short = captioner.evaluate(images, max_words=2)
+    assert all(len(caption.words) <= 2 for caption in short.captions.values())
+    assert short.results["signature"]["max_words"] == 2
+    monkeypatch.setattr(captioner, "captions", None)  # a mistake is found before
+    with pytest.raises(TypeError, match="beam"):
+        captioner.evaluate(images, beam=2)
 
 
 def test_no_word_comes_twice_in_a_row_or_around_an_article(drawn_photos: Path) -> None:

@@ -313,8 +313,7 @@ def run_ray(
             raise CaptionerError(f"the Ray cluster has no free {' with a '.join(kinds)}; add nodes")
         size = min(workers or free, free, len(shards))
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)
-        actors = [remote(ShardWorker).remote(job) for _ in range(size)]
-        pool: Any = ActorPool(actors)
+        pool: Any = ActorPool([remote(ShardWorker).remote(job) for _ in range(size)])
         try:
             yield from pool.map_unordered(lambda actor, shard: actor.run.remote(shard), shards)
         except ray.exceptions.RayTaskError as error:  # its own message holds tracebacks

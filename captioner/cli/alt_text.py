@@ -285,8 +285,7 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
         ends = [match.start() for match in re.finditer(rb"</([\w.-]+:)?RDF\s*>", content)]
         if not ends:
             raise ValueError("it has no rdf:RDF with content")
-        description = f"{start}{elements}{end}".encode()
-        content = content[: ends[-1]] + description + content[ends[-1] :]
+        content = content[: ends[-1]] + f"{start}{elements}{end}".encode() + content[ends[-1] :]
     return content
 
 

@@ -135,5 +135,4 @@ def script(shell: str) -> str:
                     value.complete = shtab.FILE
         files: Any = parser.add_argument("files", nargs="*")
         files.complete = shtab.FILE
-    text: str = shtab.complete(root, shell, preamble=_ZSH if shell == "zsh" else "")
-    return text
+    return str(shtab.complete(root, shell, preamble=_ZSH if shell == "zsh" else ""))

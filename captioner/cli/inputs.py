@@ -29,8 +29,7 @@ def skipped_sentence(skipped: Counter[str]) -> str:
 
     parts = []
     if kinds := sorted(set(skipped) - {FOLDER}):
-        count = skipped.total() - skipped[FOLDER]
-        parts.append(f"skipped files: {count} ({', '.join(kinds)})")
+        parts.append(f"skipped files: {skipped.total() - skipped[FOLDER]} ({', '.join(kinds)})")
     if HEIF_SUFFIXES & set(skipped):
         parts.append("to read HEIC, install pillow-heif or convert the photos")
     if count := skipped[FOLDER]:

@@ -79,8 +79,7 @@ def _converted_values(kind: type, values: dict[str, Any], prefix: str) -> dict[s
                 known[key] = _converted(hints[key], value, name)
             except ValueError:
                 shown, accepted = "null" if value is None else value, in_words(hints[key])
-                message = f"{name}: {shown} is not accepted; use {accepted}"
-                raise ConfigError(message) from None
+                raise ConfigError(f"{name}: {shown} is not accepted; use {accepted}") from None
     return known
 
 

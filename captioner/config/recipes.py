@@ -73,8 +73,7 @@ def _find_recipe(recipe: str, folder: Path) -> Path:
     shipped = shipped_recipes()
     if recipe in shipped:
         return shipped[recipe]
-    is_family = recipe.startswith("families/")
-    names = ", ".join(name for name in shipped if ("/" in name) == is_family)
+    names = ", ".join(name for name in shipped if ("/" in name) == recipe.startswith("families/"))
     raise ConfigError(f"{folder / recipe}: no such recipe; name a YAML file, or one of {names}")
 
 

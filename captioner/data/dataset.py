@@ -215,8 +215,7 @@ class CaptionBatches:
         # The captions of an image are neighbours, and repeats come one after another, so that a
         # view is a run of entries with the same image and repeat.
         images = self.captions.image_of[captions]
-        edges = np.flatnonzero(np.diff(images) | np.diff(repeats)) + 1
-        groups = np.split(entries, edges)
+        groups = np.split(entries, np.flatnonzero(np.diff(images) | np.diff(repeats)) + 1)
         batches: list[np.ndarray] = []
         current: list[np.ndarray] = []
         size = 0

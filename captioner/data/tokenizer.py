@@ -163,8 +163,7 @@ class SubwordTokenizer(WordTokenizer):
             special_tokens=[_UNKNOWN],
             show_progress=False,
         )
-        words = map(WordTokenizer().split, captions)
-        encoder.train_from_iterator(map(" ".join, words), trainer)
+        encoder.train_from_iterator(map(" ".join, map(WordTokenizer().split, captions)), trainer)
         return SubwordTokenizer(encoder.to_str())
 
     def settings(self) -> dict[str, Any]:

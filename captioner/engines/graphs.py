@@ -140,8 +140,7 @@ class GraphDecoder:
         inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
         if self.layers:
             images, beams = tokens.shape
-            cells = memory.grid.features.shape[1]
-            shape = (self.layers, images, self.heads, beams, cells)
+            shape = (self.layers, images, self.heads, beams, memory.grid.features.shape[1])
             noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
@@ -156,8 +155,7 @@ class GraphDecoder:
         return found["logits"], attended, GraphState(arrays, state.position + 1)
 
     def reorder(self, state: GraphState, images: np.ndarray, beams: np.ndarray) -> GraphState:
-        rows = images[:, None]
-        arrays = {name: array[rows, beams] for name, array in state.arrays.items()}
+        arrays = {name: array[images[:, None], beams] for name, array in state.arrays.items()}
         return replace(state, arrays=arrays)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from captioner.captioner import Captioner
     from captioner.config import HardAttentionMode
+    from captioner.generation import SearchOptions
 
 ImageId = int | str
 MEASURED_REFERENCES = 2  # references of an image on which attention is measured
@@ -45,24 +46,24 @@ def evaluate(
     captioner: Captioner,
     images: Sequence[CaptionedImage],
     *,
-    beam_size: int | None = None,
-    at_test: HardAttentionMode | None = None,
     objects: Objects | None = None,
     faithfulness: int = 0,
     signature: Mapping[str, object] | None = None,
-    **scoring: Any,
+    training_captions: Sequence[str] | None = None,
+    time_limit_s: float = 600.0,
+    **search: Any,
 ) -> Evaluation:
     """Caption images and score the captions against their references.
 
     Args:
-        beam_size: None is the model's.
-        at_test: How hard attention chooses its cell; None is the model's way.
         objects: COCO's instances, to measure whether attention lies on them; None does not.
         faithfulness: Number of images on which attention is replaced and cells are deleted.
         signature: Entries to add to the results' signature.
-        scoring: `training_captions` and `time_limit_s` of `score_texts`.
+        training_captions, time_limit_s: As for `score_texts`.
+        search: As for `Captioner.options`, such as `beam_size` and `at_test`.
     """
-    captions = caption_images(captioner, images, beam_size, at_test)
+    options = captioner.options(**search)
+    captions, at_test = caption_images(captioner, images, options), options.at_test
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
@@ -74,11 +75,12 @@ def evaluate(
         known,
         signature={
             **vars(config.decoding),
-            "beam_size": beam_size or config.decoding.beam_size,
+            **{name: value for name, value in search.items() if value is not None},
             "at_test": mode if captioner.has_hard_attention else None,
             **(signature or {}),
         },
-        **scoring,
+        training_captions=training_captions,
+        time_limit_s=time_limit_s,
     )
     cider = [image["scores"].get("CIDEr") for image in results["images"]]
     if captioner.calibrator and None not in cider:
@@ -94,10 +96,7 @@ def evaluate(
 
 
 def caption_images(
-    captioner: Captioner,
-    images: Sequence[CaptionedImage],
-    beam_size: int | None,
-    at_test: HardAttentionMode | None,
+    captioner: Captioner, images: Sequence[CaptionedImage], options: SearchOptions
 ) -> dict[ImageId, Caption]:
     """Return captions by image id, of the images that can be read."""
     captions: dict[ImageId, Caption] = {}
@@ -108,14 +107,13 @@ def caption_images(
             logger.warning(f"{image.path}: {error}")
 
         def captioned(batch: list[tuple[CaptionedImage, Image.Image]]) -> dict[ImageId, Caption]:
-            photos = [photo for _, photo in batch]
-            found = captioner.caption_batch(photos, beam_size=beam_size, at_test=at_test)
+            found = captioner.captions([photo for _, photo in batch], options)
             # Of several heads, only the mean is measured.
             pairs = zip(batch, found, strict=True)
-            return {image.image_id: replace(caption, heads=None) for (image, _), caption in pairs}
+            return {image.image_id: replace(first, heads=None) for (image, _), (first, *_) in pairs}
 
         batches = opened(((image, image.path) for image in images), failed, captioner.device)
-        is_random = captioner.samples_cells(at_test)  # then batches must come in one order
+        is_random = captioner.samples_cells(options.at_test)  # then batches must come in one order
         device = captioner.device
         results = map(captioned, batches) if is_random else parallel_map(captioned, batches, device)
         for found in results:

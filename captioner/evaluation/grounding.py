@@ -56,8 +56,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
     centre = centred_map(caption.geometry, rows, columns)
     total = caption.maps.sum(0, dtype=np.float64)
     others_count = len(caption.words) - 1
-    categories = named_categories(caption.words)
-    for category, attention in zip(categories, caption.maps, strict=True):
+    for category, attention in zip(named_categories(caption.words), caption.maps, strict=True):
         mask = None if category is None else objects.mask(image, category)
         if category is None or mask is None:
             continue
@@ -237,8 +236,7 @@ def _singulars(words: str) -> Iterator[str]:
     first, _, last = words.rpartition(" ")
     if last in IRREGULAR:
         yield f"{first} {IRREGULAR[last]}".strip()
-    endings = ("ies", "y"), ("ves", "f"), ("ves", "fe"), ("es", ""), ("s", "")
-    for plural, singular in endings:
+    for plural, singular in ("ies", "y"), ("ves", "f"), ("ves", "fe"), ("es", ""), ("s", ""):
         if last.endswith(plural):
             yield words.removesuffix(plural) + singular
 

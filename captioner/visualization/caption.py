@@ -143,12 +143,7 @@ class Caption:
             style: How attention is shown; None is the default style.
         """
         path = Path(path)
-        kind = path.suffix.lower()
-        if kind not in SUFFIXES:
-            raise CaptionerError(
-                f"{path}: cannot be saved; use a name that ends in {', '.join(SUFFIXES)}"
-            )
-        save_bytes(self.picture_bytes(kind[1:], style, name=path.stem), path)
+        save_bytes(self.picture_bytes(path.suffix[1:].lower(), style, name=path.stem), path)
 
     def picture_bytes(
         self, kind: str, style: Style = None, *, name: str = "photo", model: str = "caption"
@@ -160,6 +155,10 @@ class Caption:
                 or npz (the raw maps).
             name, model: Names of the photo and of the model, in a page.
         """
+        if f".{kind}" not in SUFFIXES:
+            raise CaptionerError(
+                f"{name}.{kind}: cannot be saved; use a name that ends in {', '.join(SUFFIXES)}"
+            )
         if kind == "npz":
             values = {field.name: getattr(self, field.name) for field in fields(self)}
             values |= {**asdict(self.geometry), "geometry": None, "image": None}

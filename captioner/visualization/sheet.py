@@ -79,7 +79,7 @@ def attention_sheet(image: Image.Image, caption: Caption, style: Style = None) -
 
 
 def comparison_sheet(image: Image.Image, captions: Named, style: Style = None) -> Image.Image:
-    """Draw a sheet of several models: of each its name, then as `attention_sheet`."""
+    """Draw a sheet of several models, `[("soft", caption), ("hard", other)]`: of each its name."""
     return _draw(image, captions, style)
 
 

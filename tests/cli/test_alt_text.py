@@ -122,8 +122,7 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
             strict=True,
         )
     )
-    found = {Path(str(each.path)).name: each.captions[0] for each in split.images}
-    assert found == expected
+    assert {Path(str(each.path)).name: each.captions[0] for each in split.images} == expected
     table = folder.parent / "out/deeper/captions.csv"
     content = table.read_bytes().replace(b"\n", b"\r\n")  # as a spreadsheet saves it
     table.write_bytes(content.replace(b"one.jpg,", b"one.jpg,Mine: "))
@@ -360,8 +359,7 @@ MARKDOWN = """# Dogs ![mine](a.jpg)
 
 def test_images_of_markdown_without_a_text_are_filled_in(tmp_path: Path) -> None:
     page = page_of(tmp_path, MARKDOWN, "README.md")
-    names = ["a.jpg", "img/my dog.jpg", "img/b_(1).jpg"]
-    assert page.images == [tmp_path / name for name in names]
+    assert page.images == [tmp_path / name for name in ["a.jpg", "img/my dog.jpg", "img/b_(1).jpg"]]
     assert page.elsewhere == 1
     texts = dict.fromkeys(page.images, "A [dog]")
     expected = (

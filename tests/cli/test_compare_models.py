@@ -29,8 +29,7 @@ def test_one_sheet_has_a_row_a_model(
     with Image.open(soft["pictures"][0]) as sheet:
         assert sheet.height > 500
     for model, line in ((tiny_model, soft), (tiny_hard_model, hard)):
-        alone = Captioner.from_pretrained(model, device="cpu").caption(photo)
-        assert line["caption"] == alone.text
+        assert line["caption"] == Captioner.from_pretrained(model, device="cpu").caption(photo).text
     assert commands.run(*compare, cwd=tmp_path).stdout.splitlines() == [
         str(photo),
         f"  {tiny_model}: {soft['caption']}",

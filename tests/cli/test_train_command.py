@@ -294,8 +294,7 @@ def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
 
     file = recipe(table, tmp_path / "run", train__checkpoint_every=1)
     running, run = started(programs, file, 3)
-    unlimited = resource.RLIM_INFINITY
-    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (20_000, unlimited))
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     sentence = running.wait()
     assert sentence.code == 2, sentence
     assert "Traceback" not in sentence.stderr

@@ -46,8 +46,7 @@ def test_markers_are_found_and_stripped(
 
 def test_markers_of_some_captions_are_words() -> None:
     assert not str(Markers.of(["<start> a dog", *CAPTIONS]))
-    most = [f"startseq {n} dogs" for n in range(20)]
-    assert Markers.of([*most, "a cat"]).first == ("startseq",)
+    assert Markers.of([*[f"startseq {n} dogs" for n in range(20)], "a cat"]).first == ("startseq",)
 
 
 def test_markers_are_removed_when_asked_for_and_reported_otherwise(tmp_path: Path) -> None:
@@ -55,8 +54,7 @@ def test_markers_are_removed_when_asked_for_and_reported_otherwise(tmp_path: Pat
         (tmp_path / f"{n}.jpg").touch()
     rows = "".join(f"{n}.jpg,startseq a dog {n} endseq\n" for n in range(3))
     (tmp_path / "t.csv").write_text("image,caption\n" + rows)
-    kept = read_split(root=tmp_path, split="all")
-    (sentence,) = caption_findings(kept, WordTokenizer(), 25)
+    (sentence,) = caption_findings(read_split(root=tmp_path, split="all"), WordTokenizer(), 25)
     assert "begin with 'startseq' and end with 'endseq'" in sentence
     assert "data.strip_markers" in sentence
     stripped = read_split(root=tmp_path, split="all", strip_markers=True)

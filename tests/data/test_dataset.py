@@ -116,8 +116,7 @@ def test_batches_by_length_have_one_length_and_are_full_but_for_the_last_of_each
         sizes.setdefault(length, []).append(len(batch))
     for length, counts in sizes.items():
         total = int((lengths == length).sum())
-        expected = [7] * (total // 7) + [total % 7] * bool(total % 7)
-        assert sorted(counts, reverse=True) == expected
+        assert sorted(counts, reverse=True) == ([7] * (total // 7) + [total % 7] * bool(total % 7))
 
 
 def test_batches_by_photo_keep_the_captions_of_a_photo_together() -> None:

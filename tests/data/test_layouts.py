@@ -90,8 +90,7 @@ def test_photos_are_held_out_by_a_hash_of_their_names_alone() -> None:
         for part in (names[:500], names[500:])
         for name in (part[i] for i in held_out_for_validation(part, 0.1))
     }, "a photo keeps its place when others are added"
-    elsewhere = [f"C:\\photos\\{name}" for name in names]
-    assert held_out_for_validation(elsewhere, 0.1) == held_out
+    assert held_out_for_validation([f"C:\\photos\\{name}" for name in names], 0.1) == held_out
     assert len(held_out_for_validation(names[:5], 0.1)) == 2
     assert held_out_for_validation(names, 0.05) < held_out
 

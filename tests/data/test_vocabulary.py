@@ -41,8 +41,7 @@ def test_words_are_ordered_by_falling_count_then_by_the_alphabet_and_rare_ones_l
     ordered = {count: Vocabulary.build(captions, min_count=count).words for count in (1, 2, 3, 4)}
     assert ordered == {1: ["b", "e", "c", "a", "d"], 2: ["b", "e", "c"], 3: ["b", "e"], 4: []}
     for size in (1, 3, 100):
-        kept = Vocabulary.build(captions, min_count=1, max_size=size)
-        assert kept.words == ordered[1][:size]
+        assert Vocabulary.build(captions, min_count=1, max_size=size).words == ordered[1][:size]
 
 
 def test_the_special_tokens_have_the_indices_that_the_search_counts_on() -> None:

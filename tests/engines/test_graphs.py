@@ -140,8 +140,7 @@ def test_graphs_sample_as_often_as_the_map_says_and_mix_by_the_expectation(
 
     def first_step(mode: HardAttentionMode, images: int) -> tuple[Any, Any]:
         """Return logits and attention of the graphs."""
-        grid = Grid(np.repeat(features, images, axis=0), ROWS, COLUMNS)
-        memory = graphs.prepare(grid)
+        memory = graphs.prepare(Grid(np.repeat(features, images, axis=0), ROWS, COLUMNS))
         with hard_attention_mode(mode):
             tokens = np.full((images, 1), Vocabulary.start)
             return graphs.step(tokens, graphs.start(memory), memory)[:2]

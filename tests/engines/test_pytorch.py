@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from captioner.checkpoint import save_model
+from captioner.config import ModelConfig
+from captioner.data.vocabulary import Vocabulary
 from captioner.engines.pytorch import TorchEngine
+from captioner.errors import CheckpointError
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.model import CaptionModel, Encoder
 
 
-def test_the_engine_s_copy_leaves_the_model_as_it_is() -> None:
+def test_the_engine_s_copy_leaves_the_model_as_it_is_and_is_not_saved(tmp_path: Path) -> None:
     decoder: Any = nn.Dropout()
     model = CaptionModel(
         Encoder(build_backbone("efficientnet_lite2"), trainable_from="blocks.5"), decoder
@@ -29,3 +35,5 @@ def test_the_engine_s_copy_leaves_the_model_as_it_is() -> None:
     assert {value.dtype for value in fused.encoder.parameters()} == {torch.bfloat16}
     ours = {value.data_ptr() for value in fused.parameters()}
     assert not ours & {value.data_ptr() for value in model.parameters()}
+    with pytest.raises(CheckpointError, match="load_model"):  # nothing could read it
+        save_model(tmp_path / "model", fused, ModelConfig(), Vocabulary(["a"]), card="")

@@ -204,8 +204,7 @@ def test_a_point_hits_within_fifteen_pixels() -> None:
     mask[50, 50] = True
 
     def point_hits(x: float, y: float) -> bool:
-        cell = Geometry(100, 100, x - 1, y - 1, 2, 2)
-        return bool(cell_hits(mask, cell, 1, 1)[0, 0])
+        return bool(cell_hits(mask, Geometry(100, 100, x - 1, y - 1, 2, 2), 1, 1)[0, 0])
 
     for x, y in ((50.5, 50.5), (65.5, 50.5), (35.5, 50.5), (50.5, 35.5), (61, 61)):
         assert point_hits(x, y), (x, y)

@@ -92,8 +92,7 @@ def test_the_whole_set_gives_the_corpus_figures_and_lies_in_its_interval(
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     values = np.random.default_rng(0).normal(3, 2, 2000)
-    images = ImageScores(list(range(2000)), {"CIDEr": values}, {})
-    low, high = bootstrap_intervals(images)["CIDEr"]
+    low, high = bootstrap_intervals(ImageScores(list(range(2000)), {"CIDEr": values}, {}))["CIDEr"]
     half = 1.96 * values.std() / np.sqrt(2000)
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.012)
 
@@ -112,8 +111,7 @@ def test_a_paired_comparison_finds_a_difference_that_separate_intervals_hide() -
     one, other = bootstrap_intervals(a)["CIDEr"], bootstrap_intervals(b)["CIDEr"]
     assert one[1] > other[0]
     alike = difficulty + generator.permutation(np.tile([1.0, -1.0], 200))
-    same = ImageScores(list(range(400)), {"CIDEr": alike}, {})
-    assert paired_bootstrap(a, same)["CIDEr"].p > 0.5
+    assert paired_bootstrap(a, ImageScores(list(range(400)), {"CIDEr": alike}, {}))["CIDEr"].p > 0.5
 
 
 def test_results_of_other_images_are_not_compared() -> None:

@@ -36,6 +36,8 @@ def test_the_suffix_decides_the_format(caption, tmp_path):
         caption.save(tmp_path / "y.png", style="fog")
     with pytest.raises(CaptionerError, match=r"x\.jpg: .*\.png, \.pdf"):
         caption.save(tmp_path / "x.jpg")
+    with pytest.raises(CaptionerError, match="cannot be saved"):
+        caption.picture_bytes("bmp")
 
 
 def test_the_raw_maps_hold_all_of_a_caption_and_older_files_can_be_read(caption, tmp_path):

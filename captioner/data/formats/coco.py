@@ -34,8 +34,7 @@ def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
         found, sentences = _read_captions(path)
         problems += sentences
         for image in found:
-            in_folder = "" in files or "/" in str(image.name)
-            name = image.name if in_folder else f"{split}/{image.name}"
+            name = image.name if "" in files or "/" in str(image.name) else f"{split}/{image.name}"
             images.append(replace(image, name=name, split=split))
     folder = next(iter(files.values())).parent
     if "" in files:  # a single file under another name

@@ -119,6 +119,7 @@ def fold_batch_norms(module: nn.Module) -> None:
             ):
                 setattr(parent, first, fuse_conv_bn_eval(conv.eval(), norm.eval()))
                 setattr(parent, second, activation)
+                module.__dict__["is_folded"] = True  # and no longer what `load_model` builds
 
 
 # --- torchvision ----------------------------------------------------------------------------------

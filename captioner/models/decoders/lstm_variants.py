@@ -40,8 +40,7 @@ class LuongDecoder(LSTMDecoder):
         fed = config.embed_dim if config.input_feeding else 0
         sizes |= {"input_dim": fed, "output_dim": config.embed_dim}
         super().__init__(config, attend, feature_dim=feature_dim, **sizes)
-        size = feature_dim + config.hidden_dim
-        self.attentional = nn.Linear(size, config.embed_dim, bias=False)
+        self.attentional = nn.Linear(feature_dim + config.hidden_dim, config.embed_dim, bias=False)
         self.input_feeding = config.input_feeding
 
     def start(self, memory: Memory, beams: int = 1) -> LuongState:

@@ -120,8 +120,7 @@ def test_the_function_that_a_gpu_fuses_is_the_additive_score(heads: int) -> None
     assert isinstance(score, AdditiveScore)
     queries = torch.randn(B, heads, K, A // heads, dtype=torch.float64)
     keys = torch.randn(B, heads, L, A // heads, dtype=torch.float64)
-    weight = score.energy.weight.view(heads, 1, 1, -1)
-    found = additive_scores(queries, keys, weight)
+    found = additive_scores(queries, keys, score.energy.weight.view(heads, 1, 1, -1))
     torch.testing.assert_close(found, score.compare(queries, keys), rtol=1e-12, atol=1e-12)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import HardSelect, Select, SoftSelect
+from captioner.models.attention.attention import HardSelect, SoftSelect
 from captioner.models.build import build_attention
 from captioner.types import Grid, hard_attention_mode
 
@@ -107,8 +107,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
     gradients = []
     for select in (SoftSelect(AttentionConfig()), HardSelect(AttentionConfig()).train()):
         given = scores.clone().requires_grad_()
-        attended = select(given, values, torch.tensor([True, False, True]))
-        (attended.context**2).sum().backward()
+        (select(given, values, torch.tensor([True, False, True])).context ** 2).sum().backward()
         gradients.append(given.grad)
     soft, hard = gradients
     assert soft is not None
@@ -126,8 +125,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float) -> None:
     """Equations 5, 6 and 13, after a division by the temperature."""
     scores, values = random_scores()
-    select: Select = build(AttentionConfig(temperature=temperature)).eval()
-    attended = select(scores, values)
+    attended = build(AttentionConfig(temperature=temperature)).eval()(scores, values)
     for b, k in product(range(B), range(K)):
         shares = plain.softmax([score / temperature for score in scores[b, k].tolist()])
         assert attended.weights[b, k].tolist() == pytest.approx(shares, rel=1e-12)

@@ -145,8 +145,7 @@ def test_the_output_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads
     for layer in decoder.layers:
         layer.attention.register_forward_hook(lambda _, __, found: own.append(found))
     memory = decoder.prepare(random_grid())
-    tokens = torch.tensor([[1, 1]] * 3)
-    _, attended, _ = decoder.step(tokens, decoder.start(memory, 2), memory)
+    _, attended, _ = decoder.step(torch.tensor([[1, 1]] * 3), decoder.start(memory, 2), memory)
     assert len(own) == layers
     torch.testing.assert_close(attended.weights, own[-1].weights)
     torch.testing.assert_close(attended.entropy, sum(one.entropy for one in own) / layers)

@@ -54,8 +54,7 @@ def statistics(module: nn.Module) -> list[Tensor]:
 
 
 def moved(before: list[Tensor], module: nn.Module) -> list[bool]:
-    after = statistics(module)
-    return [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    return [not torch.equal(a, b) for a, b in zip(before, statistics(module), strict=True)]
 
 
 # --- the grid -------------------------------------------------------------------------------------
