@@ -74,6 +74,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
 
     from captioner.checkpoint import add_files
     from captioner.data.layouts import CaptionedData, DataFiles
+    from captioner.data.splits import split_name
     from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
     from captioner.generation.confidence import CALIBRATOR
@@ -88,7 +89,8 @@ def calibrate(parser: parsing.CommandParser) -> int:
     photos: list[tuple[str, list[CaptionedImage]]] = []
     training: list[CaptionedImage] = []
     for format_, root, split in zip(formats, arguments.root, splits, strict=True):
-        data_set = CaptionedData(DataFiles(format_, root))
+        holds_out = split_name(split) == "val"
+        data_set = CaptionedData(DataFiles(format_, root), divides_train=holds_out)
         found = data_set.split(split)
         data_set.warn_of_training_photos(split)
         for sentence in found.left_out(split):
@@ -99,6 +101,9 @@ def calibrate(parser: parsing.CommandParser) -> int:
         name = f"{'/'.join(Path(root).resolve().parts[-2:])} {split}"
         photos.append((name, found.images[: arguments.limit]))
         training += data_set.split(arguments.train_split).images
+    # Their own scores must not reach the calibrator by way of the training photos.
+    seen = {image.path for _, images in photos for image in images}
+    training = [image for image in training if image.path not in seen]
     captioner = load_captioner(folder, arguments)
     data = [collect(captioner, name, images, training) for name, images in photos]
     count = sum(len(images) for _, images in photos)

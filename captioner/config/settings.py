@@ -426,7 +426,7 @@ class OptimConfig:
         plateau_epochs: Epochs to wait on a plateau.
         warmup_steps: Steps over which the rate rises from zero.
         clip_norm: Largest norm of the gradient; 0 does not clip.
-        accumulate: Batches whose gradients make one step.
+        accumulate: Batches that make one step, as one large batch would.
         ema_decay: Decay of the averaged weights that are validated and saved as the model; 0
             uses the last weights.
         compress_gradients: With several processes, exchange gradients in bfloat16: half the bytes,

@@ -112,8 +112,9 @@ class FixedShapeStep:
         """Take a step; arguments as of `training_step`."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(group["base_lr"] * learning_rate_factor)
-        self.share.fill_(1 / len(batches))
+        words = sum(batch.words for batch in batches)
         for batch in batches:
+            self.share.fill_(batch.words / words)
             if not len(batch):  # other processes have captions
                 output = self.task(batch.to(self.device))
                 continue

@@ -38,7 +38,7 @@ def training_step(
     autocast: AbstractContextManager[object],
     device: torch.device,
 ) -> StepOutput:
-    """Update the task's parameters once, by the mean gradient of some batches.
+    """Update the task's parameters once, by the gradient of some batches as if they were one.
 
     Args:
         batches: Micro-batches, at least one; none is empty in all processes.
@@ -48,6 +48,7 @@ def training_step(
     """
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * learning_rate_factor
+    words = sum(batch.words for batch in batches)
     for number, batch in enumerate(batches, start=1):
         torch.manual_seed(batch.seed)  # so that a checkpoint need not hold dropout's generators
         exchange: AbstractContextManager[object] = nullcontext()
@@ -56,7 +57,7 @@ def training_step(
         with exchange:
             with autocast:
                 output: LossOutput = task(batch.to(device))
-            (output.loss / len(batches)).backward()
+            (output.loss * (batch.words / words)).backward()  # it is a mean over words
     gradient_norm = clip_gradients(optimizer, clip_norm)
     updated = torch.isfinite(gradient_norm)
     if updated:  # the only value that a step reads from the device

@@ -157,6 +157,10 @@ def test_a_model_with_a_calibrator_is_reported_on(
     assert calibration["num_images"] == 6
     assert calibration["right_from"] == 0.3
     assert "expected calibration error" in outcome.stdout
+    direction = json.loads((model / "calibrator.json").read_text())["direction"]
+    assert any(direction), "learned from the training photos"
+    commands.run("captioner", "calibrate", model, *options, "--train-split", "val")
+    assert json.loads((model / "calibrator.json").read_text())["direction"] == [], "not from its own"
     few = commands.run("captioner", "calibrate", model, *options, "--limit", 5)
     assert few.code == 2
     assert "needs at least" in few.sentence()
