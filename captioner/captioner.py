@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from captioner.data.splits import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
+
+_RANDOM = threading.Lock()  # held where an engine's random numbers are seeded and drawn
 
 
 class Captioner:
@@ -190,9 +194,9 @@ class Captioner:
             ConfigError: A value cannot be used, or `at_test` or `paths` without hard attention.
         """
         options = SearchOptions.from_config(self.config.decoding, self.vocabulary, **settings)
-        samples = options.sample or self.samples_cells(options.at_test, options.paths)
+        cells = self.samples_cells(options.at_test, options.paths)
         for name in ("temperature", "top_p", "seed"):
-            is_used = samples if name == "seed" else options.sample
+            is_used = options.sample or (name == "seed" and cells)
             if settings.get(name) is not None and not is_used:
                 raise ConfigError(f"{name}: is for captions drawn at random; use sample")
         for name in ("at_test", "paths"):
@@ -216,10 +220,11 @@ class Captioner:
             ImageError: An image cannot be read.
             ConfigError: No caption is as long as `min_words`.
         """
-        options = options or self.options()
-        inputs = as_list(images)
-        if not inputs:
-            return []
+        options, inputs = options or self.options(), as_list(images)
+        with self._drawing(options):
+            return self._captions(inputs, options) if inputs else []
+
+    def _captions(self, inputs: list[Any], options: SearchOptions) -> list[list[Caption]]:
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
         self._seed_cells(options.seed)
@@ -297,20 +302,19 @@ class Captioner:
             ImageError: The image cannot be read.
             ConfigError: The text has no words.
         """
-        self.options(at_test=at_test, paths=paths, seed=seed)  # refuses what the model cannot do
+        options = self.options(at_test=at_test, paths=paths, seed=seed)
         words = self.vocabulary.tokenizer.split(text)
         if not words:
             raise ConfigError(f"the caption {text!r} has no words; give at least one")
         tokens = self.vocabulary.encode(words)
         (image,) = as_list([image])
         grid, geometries = self.encode([image])
-        self._seed_cells(seed)
-        with hard_attention_mode(at_test):
-            ((hypothesis,),) = force_decode(
-                self.engine.decoder, grid, [[tokens]], max_words=self.config.decoder.reads_at_most
-            )
-        caption = self._caption(hypothesis, geometries[0], grid, image, words)
-        return replace(caption, paths=self._paths(grid, tokens, paths)) if paths else caption
+        most = self.config.decoder.reads_at_most
+        with self._drawing(options), hard_attention_mode(at_test):
+            self._seed_cells(seed)
+            ((hypothesis,),) = force_decode(self.engine.decoder, grid, [[tokens]], max_words=most)
+            more = {"paths": self._paths(grid, tokens, paths)} if paths else {}
+        return self._caption(hypothesis, geometries[0], grid, image, words, **more)
 
     def evaluate(
         self,
@@ -367,6 +371,11 @@ class Captioner:
         read = partial(network_input, transform=self.transform)
         ready = all(isinstance(image, tuple) for image in images)  # prepared already
         return list(map(read, images) if ready else prefetch(read, images, self.device))
+
+    def _drawing(self, options: SearchOptions) -> AbstractContextManager[object]:
+        """Context in which no other thread draws: an engine has one series of random numbers."""
+        draws = options.sample or self.samples_cells(options.at_test, options.paths)
+        return _RANDOM if draws else nullcontext()
 
     def _seed_cells(self, seed: int | None) -> None:
         """Seed the cells that hard attention samples, where a seed is given."""

@@ -77,7 +77,7 @@ def _input_rows(name: str) -> Iterator[Row]:
         return (row for each in expand(name) for row in _table_rows(each, _parquet(each)))
     system, path = file_system(name)
     if system.isdir(path):
-        return _folder_rows(name, system, path)
+        return _folder_rows(name, system, path, path)
     if any(sign in name for sign in "*?[{") and not system.exists(path):
         return ((each, each) for each in expand(name))
     if not is_url(name) and (data := _captioned_data(name)) is not None:
@@ -106,18 +106,20 @@ def _captioned_data(name: str) -> CaptionedData | None:
         return None
 
 
-def _folder_rows(name: str, system: Any, root: str) -> Iterator[Row]:
+def _folder_rows(name: str, system: Any, root: str, top: str) -> Iterator[Row]:
     """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
-    for folder, folders, files in system.walk(root, on_error="raise"):
-        # `walk` descends into the folders that remain in this list, in its order.
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
-        for file in files_of_others(Path(folder), files):
-            if posixpath.splitext(file)[1].lower() in suffixes:
-                path = posixpath.join(folder, file)
-                identity = posixpath.relpath(path, root)
-                yield identity, system.unstrip_protocol(path) if is_url(name) else path
+    # A level at a time: below the first, `walk` does not raise where it cannot list a folder.
+    with accessing(root):
+        ((folder, folders, files),) = system.walk(root, maxdepth=1, on_error="raise")
+    for file in files_of_others(Path(folder), files):
+        if posixpath.splitext(file)[1].lower() in suffixes:
+            path = posixpath.join(folder, file)
+            identity = posixpath.relpath(path, top)
+            yield identity, system.unstrip_protocol(path) if is_url(name) else path
+    for each in sorted(each for each in folders if not each.startswith(".")):
+        yield from _folder_rows(name, system, posixpath.join(folder, each), top)
 
 
 def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:

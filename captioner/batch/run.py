@@ -134,7 +134,7 @@ def run_batch(
         else nullcontext()
     ):
         job = replace(job, output=output.name, model=model)
-        job, settings = _settled(output, job, shard_size)
+        job, settings = _settled(output, job, shard_size, source)
         shards = shards_of(source, shard_size)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
         done = _finished(output, shards, job, retry_errors=retry_errors)
@@ -161,7 +161,7 @@ def run_batch(
     return totals
 
 
-def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, Any]]:
+def _settled(output: Folder, job: Job, shard_size: int, source: str) -> tuple[Job, dict[str, Any]]:
     """Return the job with its engine and digest, and every setting that decides the output."""
     content = output.read(SETTINGS)
     try:
@@ -191,14 +191,16 @@ def _settled(output: Folder, job: Job, shard_size: int) -> tuple[Job, dict[str, 
         "maps": job.maps,
         **job.search,
     }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    settings["input"] = source  # parts that are not of it would be removed
     if before is not None:
+        before.setdefault("input", source)
         keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if keys:
             raise CaptionerError(
                 f"{output.name} was begun with another {', '.join(keys)}, as its {SETTINGS} says; "
                 "choose another --output"
             )
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     return replace(job, settings=digest), settings
 
 

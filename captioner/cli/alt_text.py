@@ -85,6 +85,10 @@ class TextWriter:
 
     def images_of(self, file: Path) -> list[Path]:
         """Return the images of a page that lack a text."""
+        original = file.with_name(f"{file.stem.removesuffix('.alt')}{file.suffix}")
+        if original != file and original.exists():
+            logger.info(f"{file}: passed over, as it is the copy of {original.name}")
+            return []
         try:
             page = Page(file, self.arguments.site_root)
         except CaptionerError as error:
@@ -289,6 +293,9 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     return content
 
 
+# Where a script loads the image when it is scrolled to, `src` is a placeholder.
+_ADDRESSES = ("data-src", "data-lazy-src", "data-original", "src")
+_SETS = ("data-srcset", "data-lazy-srcset", "srcset")
 _LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
 _ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")
 
@@ -374,9 +381,10 @@ class _TagReader(HTMLParser):
         if hidden or role in (["presentation"], ["none"]) or any(map(values.get, _LABELS)):
             return
         line, column = self.getpos()
-        # Where a script loads the image when it is scrolled to, `src` is a placeholder.
-        address = values.get("data-src") or values.get("src")
-        address = address or values.get("srcset", "").partition(" ")[0].rstrip(",")
+        addresses = [values.get(name, "") for name in _ADDRESSES]
+        addresses += [values.get(n, "").partition(" ")[0].rstrip(",") for n in _SETS]
+        found = [address for address in addresses if address]
+        address = next((a for a in found if not a.lower().startswith("data:")), "".join(found[:1]))
         self.tags.append((self._lines[line - 1] + column, text, address))
 
 

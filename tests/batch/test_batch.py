@@ -128,6 +128,10 @@ def test_other_settings_are_refused_by_name(
     told = capsys.readouterr().err
     assert "was begun with another beam_size" in told
     assert "--output" in told
+    assert batch(collection / "a", undisturbed, "--maps") == 2, (
+        "fewer photos, whose parts are not removed"
+    )
+    assert "was begun with another input" in capsys.readouterr().err
     assert parts(undisturbed) == before
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -26,6 +29,21 @@ def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
     expected = [f"{folder}/{n:03d}.png" for folder, first in (("a", 0), ("b", 1)) for n in range(first, 60, 2)]  # fmt: skip
     assert [identity for identity, _ in photos] == [*expected, "b/broken.jpg"]
     assert all(path == str(collection / identity) for identity, path in photos)
+
+
+def test_a_folder_inside_that_cannot_be_listed_is_no_folder_without_photos(
+    collection: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def denied(path: str) -> Any:
+        if os.path.basename(path) == "b":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(DataError, match=r"/b: cannot be read \(Permission denied\)"):
+        found(collection)
 
 
 def test_paths_of_a_list_begin_at_its_folder(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     copy = (tmp_path / "page.alt.html").read_text()
     assert copy.count('alt="') == 3
     (tmp_path / "page.alt.html").write_text(f"{copy}<!-- corrected -->")
-    assert "page.alt.html: has a text already" in caption("page.html", "--write", "html").stderr
+    again = caption("page.html", "page.alt.html", "--write", "html").stderr
+    assert "page.alt.html: has a text already" in again
+    assert "page.alt.html: passed over, as it is the copy of page.html" in again
     assert (tmp_path / "page.alt.html").read_text().endswith("<!-- corrected -->")
     assert caption("page.html", "--write", "html", "--overwrite").code == 0
     assert (tmp_path / "page.alt.html").read_text() == copy
@@ -322,7 +324,13 @@ def test_decoration_and_labelled_images_are_left_alone(
 
 @pytest.mark.parametrize(
     "tag",
-    ['<img src="data:image/gif;base64,R0" data-src="a.jpg">', '<img srcset="a.jpg 1x, b.jpg 2x">'],
+    [
+        *(
+            '<img src="data:image/gif;base64,R0" data-src="a.jpg">',
+            '<img srcset="a.jpg 1x, b.jpg">',
+        ),
+        *('<img src="x.gif" data-original="a.jpg">', '<img src="data:," data-srcset="a.jpg 1x">'),
+    ],
 )
 def test_an_image_without_a_plain_src_is_found(tmp_path: Path, tag: str) -> None:
     page = page_of(tmp_path, tag)
