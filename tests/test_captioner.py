@@ -174,8 +174,7 @@ def test_a_pil_image_keeps_its_exif_orientation(captioner: Captioner, tmp_path: 
     assert close(caption, captioner.caption(tmp_path / "turned.jpg"))
     assert (caption.geometry.photo_width_px, caption.geometry.photo_height_px) == (48, 60)
     # What is drawn is the upright photo too.
-    by_path = captioner.caption(tmp_path / "turned.jpg")
-    assert caption._repr_png_() == by_path._repr_png_()
+    assert caption._repr_png_() == captioner.caption(tmp_path / "turned.jpg")._repr_png_()
 
 
 def test_every_kind_of_image_argument_is_captioned_alike(

@@ -81,8 +81,7 @@ def test_steps_of_graphs_are_those_of_kernels_started_one_by_one(
     for compiled in ("off", kind):
         changes = {**tiny.NO_DROPOUT, **changed, "train__compile": compiled}
         changes |= {"train__precision": "float32", "train__device": GPU.type, "train__epochs": 2}
-        config = tiny.recipe(drawn_photos, tmp_path / compiled, optim__accumulate=1, **changes)
-        train(config)
+        train(tiny.recipe(drawn_photos, tmp_path / compiled, optim__accumulate=1, **changes))
         found.append(losses_of(tmp_path / compiled))
     assert "one by one" not in capsys.readouterr().err, "nothing fell back"
     assert found[1] == pytest.approx(found[0], rel=1e-2)
@@ -99,8 +98,7 @@ def test_a_graph_skips_a_step_whose_gradient_is_not_finite(
     finite = replace(batch, weights=torch.ones(len(batch)))
     weights = []
     for each in (finite, finite, finite, infinite, finite):
-        updated = trainer.take_step([each], learning_rate_factor=1.0).updated
-        assert bool(updated) == (each is finite)
+        assert bool(trainer.take_step([each], learning_rate_factor=1.0).updated) == (each is finite)
         weights.append(trainer.model.decoder.vocabulary.bias.detach().clone())
     assert torch.equal(weights[3], weights[2])
     assert not torch.equal(weights[4], weights[3])

@@ -51,8 +51,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(tmp_path: Pa
     assert "captioner/configs/families/hard.yaml" in recipes
     assert shipped == package | recipes
     (info,) = {name.partition("/")[0] for name in files.namelist() if ".dist-info/" in name}
-    entry_points = files.read(f"{info}/entry_points.txt").decode()
-    assert "captioner = captioner.__main__:main" in entry_points
+    assert "captioner = captioner.__main__:main" in files.read(f"{info}/entry_points.txt").decode()
     files.extractall(tmp_path / "installed")
     code = "from captioner.config.recipes import read_recipe; print(read_recipe('coco_paper').optim.name)"
     run = subprocess.run(

@@ -122,8 +122,7 @@ for heads in (1, 2):
     run = Path({str(tmp_path)!r}, f"run{{heads}}")
     best = train(tiny.recipe(Path({str(table)!r}), run, attention__score="distance",
         attention__heads=heads, train__epochs=1))
-    caption = Captioner.from_pretrained(best, device="cpu").caption(tiny.photo(1)[0])
-    print(heads, caption.maps.sum())
+    print(heads, Captioner.from_pretrained(best, device="cpu").caption(tiny.photo(1)[0]).maps.sum())
 """
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

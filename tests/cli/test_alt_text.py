@@ -333,8 +333,7 @@ def test_decoration_and_labelled_images_are_left_alone(
     ],
 )
 def test_an_image_without_a_plain_src_is_found(tmp_path: Path, tag: str) -> None:
-    page = page_of(tmp_path, tag)
-    filled = page.filled({tmp_path / "a.jpg": "A dog"}).decode()
+    filled = page_of(tmp_path, tag).filled({tmp_path / "a.jpg": "A dog"}).decode()
     assert filled == tag.replace("<img", '<img alt="A dog"')
 
 
@@ -344,8 +343,7 @@ def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_
         (site / place).mkdir(parents=True)
     (site / "img/a.jpg").touch()
     tag = '<img src="/img/a.jpg"><img src="/img/none.jpg">'
-    found = page_of(site / "blog", tag)
-    assert found.images == [site / "img/a.jpg", site / "blog/img/none.jpg"]
+    assert page_of(site / "blog", tag).images == [site / "img/a.jpg", site / "blog/img/none.jpg"]
     rooted = page_of(site / "blog", tag, site_root=site / "other")
     assert rooted.images == [site / "other/img/a.jpg", site / "other/img/none.jpg"]
 

@@ -249,8 +249,7 @@ def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Pro
         meanings = inspect.getdoc(type(settings)).split("Args:")[1]  # type: ignore[union-attr]
         for key in vars(settings):
             (meaning,) = re.findall(rf"^ +{key}: (.*)$", meanings, re.MULTILINE)
-            start = "".join(f"--{section}.{key}".split())
-            assert start in shown
+            assert "".join(f"--{section}.{key}".split()) in shown
             assert "".join(meaning.split()) in shown, f"{section}.{key}"
     for fact in (
         "Dropoutonthewordembeddings.",

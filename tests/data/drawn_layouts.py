@@ -179,8 +179,7 @@ def imagefolder(root: Path) -> None:
 
 def imagefolder_train_alone(root: Path) -> None:
     draw(root / "data" / "train")
-    text = rows("file_name,text", "{n:02d}.jpg,{text}")
-    write(root / "data" / "train" / "metadata.csv", text)
+    write(root / "data" / "train" / "metadata.csv", rows("file_name,text", "{n:02d}.jpg,{text}"))
 
 
 def imagefolder_csv(root: Path) -> None:
@@ -206,8 +205,7 @@ def json_map(root: Path) -> None:
 
 def table_utf16(root: Path) -> None:
     draw(root / "photos")
-    text = rows("id;Title;File", "{n};{text} ü;{n:02d}.jpg", "\r\n")
-    write(root / "list.csv", text, "utf-16")
+    write(root / "list.csv", rows("id;Title;File", "{n};{text} ü;{n:02d}.jpg", "\r\n"), "utf-16")
 
 
 def table_tsv(root: Path) -> None:

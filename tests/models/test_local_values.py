@@ -116,8 +116,7 @@ def test_attention_at_random_weighs_all_cells_of_the_window_alike(kind: str, win
     decoder = random_decoder(kind, window=window)
     grid = replace(random_grid(), at_random=True)
     tokens = torch.tensor([[START, 4, 5], [START, 6, 0]])
-    memory = decoder.prepare(grid).select(torch.arange(B))
-    maps = decoder(memory, tokens, LENGTHS).maps[0]
+    maps = decoder(decoder.prepare(grid).select(torch.arange(B)), tokens, LENGTHS).maps[0]
     inside = maps > 0
     expected = inside / inside.sum(-1, keepdim=True)
     torch.testing.assert_close(maps, expected.to(maps.dtype))

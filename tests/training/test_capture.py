@@ -183,8 +183,7 @@ def test_each_process_pads_to_its_own_share_of_a_batch(
 ) -> None:
     monkeypatch.setattr("captioner.training.trainer.world_size", lambda: 8)
     setup = ready(table, {"data__batch_size": 60, "train__compile": "inductor"})
-    step: Any = Trainer(setup, tmp_path, CPU).take_step
-    assert step.captions == 8
+    assert Trainer(setup, tmp_path, CPU).take_step.captions == 8
 
 
 def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:

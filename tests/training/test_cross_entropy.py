@@ -28,8 +28,7 @@ def random_batch(lengths: list[int], seed: int = 0) -> tuple[TeacherForcingOutpu
     """What a decoder returns for captions of these lengths, and the captions."""
     generator = torch.Generator().manual_seed(seed)
     captions, words = len(lengths), max(lengths)
-    steps = torch.arange(words)
-    running = torch.tensor(lengths).unsqueeze(1) > steps
+    running = torch.tensor(lengths).unsqueeze(1) > torch.arange(words)
     maps = torch.rand(captions, words, L, dtype=torch.double, generator=generator)
     maps = maps / maps.sum(-1, keepdim=True) * running.unsqueeze(-1)
     logits = 2 * torch.randn(sum(lengths), V, dtype=torch.double, generator=generator)

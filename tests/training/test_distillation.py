@@ -38,8 +38,7 @@ def recipe(table: Path, run: Path, teachers: tuple[str, ...], **changed: object)
 def test_teachers_give_the_mean_of_their_words_and_of_attention_as_sharp_as_the_students(
     table, tmp_path, teachers, temperature: float
 ) -> None:
-    setup = prepare(recipe(table, tmp_path, teachers), CPU)
-    batch = setup.dataset[(0, range(6))].to(CPU)
+    batch = prepare(recipe(table, tmp_path, teachers), CPU).dataset[(0, range(6))].to(CPU)
     models = [load_model(Path(name))[0].eval() for name in teachers]
     taught = Teachers(models, attention=True, temperature=temperature)(batch)
     with torch.no_grad():
@@ -87,8 +86,7 @@ def test_a_teacher_may_have_fine_tuned_other_stages(table: Path, tmp_path: Path,
     save_model(tmp_path / "earlier", model, earlier, vocabulary, card="#")
     teacher = (str(tmp_path / "earlier"),)
     cache = {"train__start_from": teachers[0], "data__cache": str(tmp_path / "cache")}
-    cached = recipe(table, tmp_path / "run", teacher, **cache)
-    setup = prepare(cached, CPU)
+    setup = prepare(recipe(table, tmp_path / "run", teacher, **cache), CPU)
     batch = setup.dataset[(0, range(6))].to(CPU)
     assert batch.from_frozen
     taught = setup.task.teachers(batch).probs

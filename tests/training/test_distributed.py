@@ -57,8 +57,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def worlds(count: int = 2) -> list[dict[str, str]]:
@@ -88,8 +87,7 @@ def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
         changes |= {"loss__teachers": [str(teacher)], "train__start_from": str(teacher)}
     if "sources" in name:
         one = {"format": "table", "root": str(table), "name": "one", "loss_weight": 0.25}
-        two = {**one, "name": "two", "loss_weight": 2.0, "weight": 0.5}
-        changes["data__sources"] = [one, two]
+        changes["data__sources"] = [one, {**one, "name": "two", "loss_weight": 2.0, "weight": 0.5}]
     return changes
 
 

@@ -182,8 +182,7 @@ def graves(
 )
 def test_updates_are_those_of_the_equations(settings: tuple[float, ...]) -> None:
     named = dict(zip(("lr", "alpha", "momentum", "eps", "weight_decay"), settings, strict=True))
-    generator = np.random.default_rng(1)
-    gradients = generator.normal(size=(20, 2, 3)) * np.array([[1e-4], [3.0]])
+    gradients = np.random.default_rng(1).normal(size=(20, 2, 3)) * np.array([[1e-4], [3.0]])
     weights = [nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
     optimizer = GravesRMSprop(weights, **named)
     for step in range(20):

@@ -74,8 +74,7 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
         file, exif = io.BytesIO(), Image.Exif()
         exif[0x0112] = 6  # stored on its side: turn clockwise by a quarter to see it upright
         photo_with_spot(640, 400, 420, 170).save(file, format="JPEG", quality=95, exif=exif)
-        photo = open_image(file.getvalue())
-        assert photo.size == (400, 640)
+        assert open_image(file.getvalue()).size == (400, 640)
     spot = centre_of(np.asarray(photo.convert("L")) > 127)
     transform = ImageTransform(
         height_px=14 * 18,
@@ -88,8 +87,7 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
     rows, columns = grid
     seen = pixels[0].numpy().reshape(rows, 252 // rows, columns, 252 // columns)
     hot = seen.clip(0).mean(axis=(1, 3))  # letterbox padding is 0, black is below
-    heat = attention_heat(hot / hot.sum(), geometry, photo.size, smooth=smooth)
-    x, y = centre_of(heat)
+    x, y = centre_of(attention_heat(hot / hot.sum(), geometry, photo.size, smooth=smooth))
     assert abs(x - spot[0]) < 0.15 * geometry.width_px / columns  # of a cell
     assert abs(y - spot[1]) < 0.15 * geometry.height_px / rows
 
@@ -194,8 +192,7 @@ def test_colour_is_a_mixture_of_the_grey_photo_and_the_colour_of_the_heat(name):
     grey, table = np.asarray(photo.convert("L"), dtype=float), colour_table(name)
     for y in range(6):
         for x in range(8):
-            level = int(position(heat[y, x]) * 255 + 0.5)
-            expected = 0.3 * grey[y, x] + 0.7 * table[level]
+            expected = 0.3 * grey[y, x] + 0.7 * table[int(position(heat[y, x]) * 255 + 0.5)]
             np.testing.assert_allclose(painted[y, x], expected, atol=1.6)
 
 
@@ -302,6 +299,5 @@ def test_a_sampled_path_is_one_line_from_a_ring_to_a_dot(make_caption):
     assert third[350, 850], "its last step"
     assert third[347:354, 447:454].any(), "and the one before, connected"
     assert third[347:354, 400:500].sum() < second[347:354, 400:500].sum(), "but thinner"
-    four = replace(caption, paths=np.array([[0, 9, 18]] * 9))
-    seen = marked(four, 2)
+    seen = marked(replace(caption, paths=np.array([[0, 9, 18]] * 9)), 2)
     assert all((seen == ImageColor.getrgb(each)).all(axis=2).any() for each in PATH_COLOURS)

@@ -78,8 +78,7 @@ def test_words_cannot_break_out_of_the_page(opened, make_caption):
 
 def test_a_page_holds_the_photo_within_its_limit_and_says_so(make_caption):
     large = Image.new("RGB", (3200, 800), "red")
-    caption = make_caption((3200, 800), ["a"])
-    text = caption_page(large, [("m", caption)], name="x")
+    text = caption_page(large, [("m", make_caption((3200, 800), ["a"]))], name="x")
     assert "Photo of 3200 × 800 pixels, here 1600 × 400." in text
     assert len(text) < 120_000
 

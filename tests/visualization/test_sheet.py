@@ -110,12 +110,10 @@ def test_long_words_stay_in_their_column_and_long_captions_wrap(make_caption):
     caption = make_caption((400, 300), ["antidisestablishmentarianism" * 9] * 5)
     sheet = attention_sheet(photo, caption, "colour")
     for box in panels_of(sheet):
-        between = sheet.crop((box[2] + 2, box[1], box[2] + 22, box[3] + 70))
-        assert np.asarray(between).min() == 255
+        assert np.asarray(sheet.crop((box[2] + 2, box[1], box[2] + 22, box[3] + 70))).min() == 255
     tops = []
     for text in ("dog", " ".join(SENTENCE), " ".join(SENTENCE * 40)):
-        sheet = attention_sheet(photo, replace(caption, text=text), "colour")
-        tops.append(panels_of(sheet)[0][1])
+        tops.append(panels_of(attention_sheet(photo, replace(caption, text=text), "colour"))[0][1])
     assert tops[0] < tops[1] < tops[2] < 500
 
 
@@ -173,8 +171,7 @@ def test_each_picture_is_the_overlay_at_the_photos_size_above_a_strip(make_capti
     for index, picture in enumerate(pictures):
         expected = word_overlay(Layers(photo, OverlayStyle()), caption, index)
         assert picture.crop((0, 0, 400, 330)).tobytes() == expected.tobytes()
-        strip = np.asarray(picture.crop((0, 330, *picture.size)))
-        assert (strip == 255).all(axis=2).mean() > 0.5
+        assert (np.asarray(picture.crop((0, 330, *picture.size))) == 255).all(axis=2).mean() > 0.5
     first, second = (np.asarray(picture.crop((0, 330, *picture.size))) for picture in pictures[:2])
     assert (first != second).any()
 

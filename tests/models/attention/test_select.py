@@ -52,8 +52,7 @@ def test_samples_come_as_often_as_the_map_says(training: bool) -> None:
         cells = attended.cells[b, k * count : (k + 1) * count]
         for cell, share in enumerate(shares):
             found = (cells == cell).double().mean().item()
-            error = math.sqrt(share * (1 - share) / count)
-            assert abs(found - share) < 4 * error, (b, k, cell)
+            assert abs(found - share) < 4 * math.sqrt(share * (1 - share) / count), (b, k, cell)
 
 
 def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
