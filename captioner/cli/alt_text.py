@@ -189,8 +189,7 @@ class TextWriter:
             try:
                 if os.path.abspath(file) == os.path.abspath(page.file):
                     raise CaptionerError(f"{file}: would be replaced; choose another --output")
-                has_texts = self._save(page.filled(texts), file)
-                (written if has_texts else self._kept).append(file)
+                (written if self._save(page.filled(texts), file) else self._kept).append(file)
             except CaptionerError as error:
                 self.failed(error)
         if self._kept:

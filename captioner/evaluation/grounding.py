@@ -135,8 +135,7 @@ def _overlaps(
     """Return [cells, pixels], the share of each cell that each pixel takes, along one side."""
     edges = (np.arange(pixels + 1) * (image_px / pixels) - start_px) * (cells / length_px)
     low = np.maximum(edges[:-1], np.arange(cells)[:, None])
-    high = np.minimum(edges[1:], np.arange(cells)[:, None] + 1)
-    return np.maximum(high - low, 0.0)
+    return np.maximum(np.minimum(edges[1:], np.arange(cells)[:, None] + 1) - low, 0.0)
 
 
 def cell_hits(mask: np.ndarray, geometry: Geometry, rows: int, columns: int) -> np.ndarray:

@@ -239,8 +239,7 @@ class _Beam:
         unfinished = self.xp.isinf(finished[:, -1])
         if self.options.stop == "first":
             return unfinished
-        words = len(self.trace)
-        longest = self.options.max_words if self.options.length_penalty > 0 else words + 1
+        longest = self.options.max_words if self.options.length_penalty > 0 else len(self.trace) + 1
         bound = self.xp.max(self.totals, axis=-1) / longest**self.options.length_penalty
         return unfinished | (bound > finished[:, 0])
 

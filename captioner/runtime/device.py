@@ -97,8 +97,7 @@ def autocast(
 
 def padded_size(count: int) -> int:
     """Return the size to which a GPU's batch of this many images is filled up."""
-    step = min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-    return count + -count % step
+    return count + -count % min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
 
 
 def with_empty_images(images: Tensor) -> Tensor:

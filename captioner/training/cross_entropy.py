@@ -116,8 +116,7 @@ def caption_losses(
         from_teachers = (teacher_targets.probs * log_probs).sum(-1)
         losses = (1 - loss.distillation) * losses - loss.distillation * from_teachers
     if batch.weights is not None:
-        by_word = batch.weights.unsqueeze(1).expand_as(batch.targets)
-        losses = losses * pack_by_step(by_word, lengths)
+        losses = losses * pack_by_step(batch.weights.unsqueeze(1).expand_as(batch.targets), lengths)
     # Summed over the cells of a caption. (The original code averages over them and sums over the
     # batch, which makes its lambda N / L of this one.)
     penalties = (1.0 - output.maps.sum(1)).square().sum(1)

@@ -78,8 +78,7 @@ def _rows_of_words(table: Tensor, index: Tensor, generator: torch.Generator) -> 
     new = index < 0
     drawn = rare.mean(0).expand(int(new.sum()), *table.shape[1:]).clone()
     if table.dim() > 1 and len(rare) > 1:
-        noise = torch.randn(drawn.shape, generator=generator)
-        drawn += 0.5 * rare.std(0) * noise
+        drawn += 0.5 * rare.std(0) * torch.randn(drawn.shape, generator=generator)
     rows[new] = drawn.to(table.dtype)
     return rows
 

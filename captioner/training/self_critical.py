@@ -65,8 +65,7 @@ class SelfCriticalTask(TrainingTask):
             [[*split(caption), END] for caption in image.captions] for image in images.training
         ]
         max_words = config.data.max_words or config.decoding.max_words
-        reward = CiderD(references)
-        return cls(model, reward, vocabulary, config.self_critical, max_words=max_words)
+        return cls(model, CiderD(references), vocabulary, config.self_critical, max_words=max_words)
 
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch, with metrics of the sampled captions [B, samples, T]."""

@@ -93,8 +93,7 @@ def with_counts(batches: list[Batch], interrupts: DeferredInterrupts) -> list[Ba
     Processes agree here on the counts, and end by a KeyboardInterrupt if a signal came to one.
     """
     own = [interrupts.pending, *(n for batch in batches for n in (batch.words, batch.captions))]
-    means = mean_over_processes(torch.tensor(own, dtype=torch.float64))
-    interrupted, *counts = means.tolist()
+    interrupted, *counts = mean_over_processes(torch.tensor(own, dtype=torch.float64)).tolist()
     if interrupted:
         interrupts.interrupt()
     pairs = zip(batches, counts[::2], counts[1::2], strict=True)

@@ -86,8 +86,7 @@ def any_efficientnet_lite(
     stages: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(network.conv_stem, network.bn1))]
     stages += [(f"blocks.{i}", block) for i, block in enumerate(network.blocks)]
     stages += [("head", nn.Sequential(network.conv_head, network.bn2))]
-    preprocessing = Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-    return _in_stages(name, stages, tap, preprocessing)
+    return _in_stages(name, stages, tap, Preprocessing((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic"))
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:
