@@ -74,7 +74,8 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
         file, exif = io.BytesIO(), Image.Exif()
         exif[0x0112] = 6  # stored on its side: turn clockwise by a quarter to see it upright
         photo_with_spot(640, 400, 420, 170).save(file, format="JPEG", quality=95, exif=exif)
-        assert open_image(file.getvalue()).size == (400, 640)
+        photo = open_image(file.getvalue())
+        assert photo.size == (400, 640)
     spot = centre_of(np.asarray(photo.convert("L")) > 127)
     transform = ImageTransform(
         height_px=14 * 18,
