@@ -220,13 +220,23 @@ class Captioner:
             ImageError: An image cannot be read.
             ConfigError: No caption is as long as `min_words`.
         """
-        options, inputs = options or self.options(), as_list(images)
-        with self._drawing(options):
-            return self._captions(inputs, options) if inputs else []
-
-    def _captions(self, inputs: list[Any], options: SearchOptions) -> list[list[Caption]]:
+        options = options or self.options()
+        inputs = as_list(images)
+        if not inputs:
+            return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
+        with self._drawing(options):
+            return self._captions(inputs, read, grid, options)
+
+    def _captions(
+        self,
+        inputs: list[Any],
+        read: list[tuple[np.ndarray, Geometry]],
+        grid: Grid,
+        options: SearchOptions,
+    ) -> list[list[Caption]]:
+        """Return the captions of a grid, whose images are given as `_read` takes and returns."""
         self._seed_cells(options.seed)
         with hard_attention_mode(options.at_test):
             if options.sample:

@@ -86,7 +86,7 @@ def save_model(
     import torch
     from safetensors.torch import save
 
-    if getattr(model.encoder, "is_folded", False):
+    if model.encoder.is_folded:
         raise CheckpointError(
             "the model is a captioner's copy for inference, whose batch norms are folded; save one "
             "that captioner.checkpoint.load_model returned"

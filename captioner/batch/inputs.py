@@ -47,7 +47,8 @@ def is_tar(name: str) -> bool:
 
 def shards_of(source: str, shard_size: int) -> list[Shard]:
     """Divide an input into shards, always in the same way; a tar file is a shard."""
-    rows, size = input_rows(source), 1 if is_tar(source) else shard_size
+    rows = input_rows(source)
+    size = 1 if is_tar(source) else shard_size
     parts = iter(lambda: list(islice(rows, size)), [])
     shards = [Shard(number, part) for number, part in enumerate(parts)]
     if not shards:
@@ -106,20 +107,20 @@ def _captioned_data(name: str) -> CaptionedData | None:
         return None
 
 
-def _folder_rows(name: str, system: Any, root: str, top: str) -> Iterator[Row]:
+def _folder_rows(name: str, system: Any, top: str, folder: str) -> Iterator[Row]:
     """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     # A level at a time: below the first, `walk` does not raise where it cannot list a folder.
-    with accessing(root):
-        ((folder, folders, files),) = system.walk(root, maxdepth=1, on_error="raise")
+    with accessing(folder):
+        ((_, folders, files),) = system.walk(folder, maxdepth=1, on_error="raise")
     for file in files_of_others(Path(folder), files):
         if posixpath.splitext(file)[1].lower() in suffixes:
             path = posixpath.join(folder, file)
             identity = posixpath.relpath(path, top)
             yield identity, system.unstrip_protocol(path) if is_url(name) else path
     for each in sorted(each for each in folders if not each.startswith(".")):
-        yield from _folder_rows(name, system, posixpath.join(folder, each), top)
+        yield from _folder_rows(name, system, top, posixpath.join(folder, each))
 
 
 def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:

@@ -59,7 +59,6 @@ def evaluate(parser: parsing.CommandParser) -> int:
     arguments = parser.parse()
 
     from captioner.data.layouts import CaptionedData
-    from captioner.data.splits import split_name
     from captioner.evaluation.results import write_json
 
     written = [file for file in (arguments.output, arguments.report) if file]
@@ -74,8 +73,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     data = parsing.chosen_data(arguments)
     training = None
     if arguments.train_split:
-        holds_out = split_name(arguments.split) == "val"
-        known = CaptionedData(data, divides_train=holds_out).references(arguments.train_split)
+        known = CaptionedData(data, val_split=arguments.split).references(arguments.train_split)
         training = [text for image in known for text in image.captions]
     options = {"training_captions": training, "time_limit_s": arguments.time_limit}
     code = 0

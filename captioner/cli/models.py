@@ -74,7 +74,6 @@ def calibrate(parser: parsing.CommandParser) -> int:
 
     from captioner.checkpoint import add_files
     from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.data.splits import split_name
     from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
     from captioner.generation.confidence import CALIBRATOR
@@ -89,8 +88,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     photos: list[tuple[str, list[CaptionedImage]]] = []
     training: list[CaptionedImage] = []
     for format_, root, split in zip(formats, arguments.root, splits, strict=True):
-        holds_out = split_name(split) == "val"
-        data_set = CaptionedData(DataFiles(format_, root), divides_train=holds_out)
+        data_set = CaptionedData(DataFiles(format_, root), val_split=split)
         found = data_set.split(split)
         data_set.warn_of_training_photos(split)
         for sentence in found.left_out(split):

@@ -144,15 +144,16 @@ class CaptionedData:
 
     Args:
         val_share: Share of the photos that is held out for validation where there are no splits.
-        divides_train: Whether that share is taken from `train` where there is no `val`.
+        val_split: What is validated on: where there is no `val` and this is it, that share is taken
+            from `train`.
     """
 
     def __init__(
-        self, data: DataFiles, *, val_share: float = VAL_SHARE, divides_train: bool = False
+        self, data: DataFiles, *, val_share: float = VAL_SHARE, val_split: str | None = None
     ) -> None:
         self.data = data
         self.val_share = val_share
-        self.divides_train = divides_train
+        self.divides_train = split_name(val_split or "") == "val"
         self.format, self._recognised = _recognised(data)
 
     @cached_property

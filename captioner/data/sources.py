@@ -14,7 +14,7 @@ from captioner.config.validation import data_sources
 from captioner.data.checks import caption_findings
 from captioner.data.dataset import EncodedCaptions
 from captioner.data.layouts import CaptionedData, DataFiles
-from captioner.data.splits import CaptionedImage, split_name
+from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import Tokenizer
 from captioner.errors import DataError
 from captioner.log import logger
@@ -68,7 +68,7 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
         found = CaptionedData(
             DataFiles(**place),
             val_share=data.val_share if validated else 0.0,  # else everything is learned from
-            divides_train=split_name(source.val_split or "") == "val",
+            val_split=source.val_split,
         )
         problems: list[str] = []
         images: dict[str | None, list[CaptionedImage]] = {}

@@ -35,7 +35,7 @@ class TorchEngine:
     ) -> None:
         self.device, self.dtype = device, getattr(torch, precision)
         self.model = copy.deepcopy(model).to(device).eval()
-        fold_batch_norms(self.model.encoder)
+        self.model.encoder.is_folded = fold_batch_norms(self.model.encoder)
         # The convolutions of a CPU are up to twice as fast on channels-last tensors.
         self.model.encoder.to(self.dtype).to(memory_format=torch.channels_last)
         self.decoder = self.model.decoder

@@ -63,7 +63,8 @@ def evaluate(
         search: As for `Captioner.options`, such as `beam_size` and `at_test`.
     """
     options = captioner.options(**search)
-    captions, at_test = caption_images(captioner, images, options), options.at_test
+    captions = caption_images(captioner, images, options)
+    at_test = options.at_test
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]

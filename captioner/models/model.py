@@ -27,6 +27,8 @@ class Encoder(nn.Module):
         project_dim: Size D of a learned projection; None uses the backbone's channels.
     """
 
+    is_folded = False  # an engine's copy is, whose batch norms are in its convolutions
+
     def __init__(
         self,
         backbone: Backbone,

@@ -348,9 +348,8 @@ class Service:
         def caption_images(images: Sequence[ImageInput]) -> list[list[Caption]]:
             return self.models[name].captions(images, search)
 
-        if (
-            search.sample or search.seed is not None
-        ):  # alone, so that a seed draws the same whoever else asks
+        # Alone, so that a seed draws the same whoever else asks.
+        if search.sample or search.seed is not None:
             return (await self.batcher.run_alone(lambda: caption_images([image])))[0]
         return await self.batcher.submit((name, search), caption_images, image)
 

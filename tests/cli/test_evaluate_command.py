@@ -168,6 +168,22 @@ def test_a_model_with_a_calibrator_is_reported_on(
     assert "needs at least" in few.sentence()
 
 
+def test_references_of_photos_held_out_are_no_training_captions(
+    commands: Commands, tmp_path: Path
+) -> None:
+    table, output = tmp_path / "t.csv", tmp_path / "results.json"
+    rows = [f"{n}.jpg,dog number {n},train" for n in range(40)]
+    table.write_text("\n".join(["image,caption,split", *rows]))
+    captions = [{"image_id": f"{n}.jpg", "caption": f"dog number {n}"} for n in range(40)]
+    (tmp_path / "c.json").write_text(json.dumps(captions))
+    options = ("--results", tmp_path / "c.json", "--split", "val", "--train-split", "train")
+    done = commands.run(
+        "captioner", "evaluate", "--root", table, *options, "--output", output, PATH="/nowhere"
+    )
+    assert done.code == 0, done.stderr
+    assert results(output)["statistics"]["novel_ratio"] == 1
+
+
 def coco(root: Path, *, references: int) -> Path:
     """Six drawn photos as COCO's val2017, of which the first so many have captions."""
     folder = root / "val2017"

@@ -118,7 +118,7 @@ def test_where_val_is_missing_it_is_a_part_of_train(tmp_path: Path) -> None:
     assert 0 < len(held_out) < len(whole)
     assert len(training) == len(whole) - len(held_out)
     assert {i.path.parent.name for i in (*whole, *held_out)} == {"train"}
-    data = CaptionedData(DataFiles(root=tmp_path), divides_train=True)
+    data = CaptionedData(DataFiles(root=tmp_path), val_split="val")
     assert "(10% of train are held out" in data.description()
 
 

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ def test_captions_are_sampled_and_bounded_as_in_python(
     (expected,) = captioner.captions([photo], captioner.options(sample=True, **sampling))
     assert [caption["words"] for caption in answer["captions"]] == [c.words for c in expected]
     assert all(len(caption["words"]) <= 5 for caption in answer["captions"])
+    cells = {"model": "tiny_hard", "at_test": "sample", "seed": 7}
+    with ThreadPoolExecutor(4) as threads:  # a seed draws the same whoever else asks
+        asked = [
+            threads.submit(client.post, "/v1/captions", **form(photo, **cells)) for _ in "12345678"
+        ]
+    assert len({each.result().text for each in asked}) == 1
     longer = client.post("/v1/captions", **form(photo, min_words=9)).json()
     assert len(longer["captions"][0]["words"]) >= 9
 

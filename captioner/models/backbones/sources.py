@@ -102,12 +102,13 @@ def set_drop_path(module: nn.Module, probability: float) -> int:
     return len(blocks)
 
 
-def fold_batch_norms(module: nn.Module) -> None:
-    """Fold batch norms into the convolutions in front of them, in place, for inference.
+def fold_batch_norms(module: nn.Module) -> bool:
+    """Fold batch norms into the convolutions in front of them, in place; return if there are any.
 
-    The function stays the same except for last bits. Only EfficientNet-Lite is changed, whose
+    For inference: what is computed differs in last bits. Only EfficientNet-Lite has any, whose
     layers are applied in the order of construction; its norms have ReLU6 or nothing behind them.
     """
+    found = False
     for parent in list(module.modules()):
         for (first, conv), (second, norm) in itertools.pairwise(list(parent.named_children())):
             activation = getattr(norm, "act", None)
@@ -118,7 +119,8 @@ def fold_batch_norms(module: nn.Module) -> None:
             ):
                 setattr(parent, first, fuse_conv_bn_eval(conv.eval(), norm.eval()))
                 setattr(parent, second, activation)
-                module.__dict__["is_folded"] = True  # and no longer what `load_model` builds
+                found = True
+    return found
 
 
 # --- torchvision ----------------------------------------------------------------------------------
