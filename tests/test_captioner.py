@@ -369,9 +369,9 @@ def test_evaluate_scores_a_data_set(
     assert found.results["signature"]["beam_size"] == 2
     images = read_split(format="table", root=drawn_photos, split="val").images
     assert captioner.evaluate(images, beam_size=2).results["metrics"] == found.results["metrics"]
-    short = captioner.evaluate(images, max_words=2)
-    assert all(len(caption.words) <= 2 for caption in short.captions.values())
-    assert short.results["signature"]["max_words"] == 2
+    long = captioner.evaluate(images, min_words=9)
+    assert all(len(caption.words) >= 9 for caption in long.captions.values())
+    assert long.results["signature"]["min_words"] == 9
     monkeypatch.setattr(captioner, "captions", None)  # a mistake is found before
     with pytest.raises(TypeError, match="beam"):
         captioner.evaluate(images, beam=2)
