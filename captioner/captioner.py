@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from captioner.evaluation.evaluate import Evaluation
     from captioner.models.model import CaptionModel
 
-_RANDOM = threading.Lock()  # held where an engine's random numbers are seeded and drawn
+_RANDOM_NUMBERS = threading.Lock()  # held where an engine's random numbers are seeded and drawn
 
 
 class Captioner:
@@ -194,9 +194,9 @@ class Captioner:
             ConfigError: A value cannot be used, or `at_test` or `paths` without hard attention.
         """
         options = SearchOptions.from_config(self.config.decoding, self.vocabulary, **settings)
-        cells = self.samples_cells(options.at_test, options.paths)
+        samples_cells = self.samples_cells(options.at_test, options.paths)
         for name in ("temperature", "top_p", "seed"):
-            is_used = options.sample or (name == "seed" and cells)
+            is_used = options.sample or (name == "seed" and samples_cells)
             if settings.get(name) is not None and not is_used:
                 raise ConfigError(f"{name}: is for captions drawn at random; use sample")
         for name in ("at_test", "paths"):
@@ -226,15 +226,11 @@ class Captioner:
             return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
-        with self._drawing(options):
+        with self._alone_if_random(options):
             return self._captions(inputs, read, grid, options)
 
     def _captions(
-        self,
-        inputs: list[Any],
-        read: list[tuple[np.ndarray, Geometry]],
-        grid: Grid,
-        options: SearchOptions,
+        self, inputs: list[Any], read: list[Any], grid: Grid, options: SearchOptions
     ) -> list[list[Caption]]:
         """Return the captions of a grid, whose images are given as `_read` takes and returns."""
         self._seed_cells(options.seed)
@@ -320,7 +316,7 @@ class Captioner:
         (image,) = as_list([image])
         grid, geometries = self.encode([image])
         most = self.config.decoder.reads_at_most
-        with self._drawing(options), hard_attention_mode(at_test):
+        with self._alone_if_random(options), hard_attention_mode(at_test):
             self._seed_cells(seed)
             ((hypothesis,),) = force_decode(self.engine.decoder, grid, [[tokens]], max_words=most)
             more = {"paths": self._paths(grid, tokens, paths)} if paths else {}
@@ -382,10 +378,10 @@ class Captioner:
         ready = all(isinstance(image, tuple) for image in images)  # prepared already
         return list(map(read, images) if ready else prefetch(read, images, self.device))
 
-    def _drawing(self, options: SearchOptions) -> AbstractContextManager[object]:
-        """Context in which no other thread draws: an engine has one series of random numbers."""
-        draws = options.sample or self.samples_cells(options.at_test, options.paths)
-        return _RANDOM if draws else nullcontext()
+    def _alone_if_random(self, options: SearchOptions) -> AbstractContextManager[object]:
+        """Context in which no other thread samples: an engine has one series of random numbers."""
+        is_random = options.sample or self.samples_cells(options.at_test, options.paths)
+        return _RANDOM_NUMBERS if is_random else nullcontext()
 
     def _seed_cells(self, seed: int | None) -> None:
         """Seed the cells that hard attention samples, where a seed is given."""

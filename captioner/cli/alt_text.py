@@ -294,7 +294,7 @@ def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
 
 # Where a script loads the image when it is scrolled to, `src` is a placeholder.
 _ADDRESSES = ("data-src", "data-lazy-src", "data-original", "src")
-_SETS = ("data-srcset", "data-lazy-srcset", "srcset")
+_SRCSETS = ("data-srcset", "data-lazy-srcset", "srcset")
 _LABELS = ("alt", "aria-label", "aria-labelledby")  # attributes that give an image a text
 _ATTRIBUTE = re.compile(r"""\s+([^\s=>/"']+)(?:\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>"']+)?)?""")
 
@@ -381,7 +381,7 @@ class _TagReader(HTMLParser):
             return
         line, column = self.getpos()
         addresses = [values.get(name, "") for name in _ADDRESSES]
-        addresses += [values.get(n, "").partition(" ")[0].rstrip(",") for n in _SETS]
+        addresses += [values.get(n, "").partition(" ")[0].rstrip(",") for n in _SRCSETS]
         found = [address for address in addresses if address]
         address = next((a for a in found if not a.lower().startswith("data:")), "".join(found[:1]))
         self.tags.append((self._lines[line - 1] + column, text, address))
