@@ -78,7 +78,7 @@ def _input_rows(name: str) -> Iterator[Row]:
         return (row for each in expand(name) for row in _table_rows(each, _parquet(each)))
     system, path = file_system(name)
     if system.isdir(path):
-        return _folder_rows(name, system, path, path)
+        return _folder_rows(name, system, path, path, seen=set())
     if any(sign in name for sign in "*?[{") and not system.exists(path):
         return ((each, each) for each in expand(name))
     if not is_url(name) and (data := _captioned_data(name)) is not None:
@@ -107,25 +107,33 @@ def _captioned_data(name: str) -> CaptionedData | None:
         return None
 
 
-def _folder_rows(name: str, system: Any, top: str, folder: str) -> Iterator[Row]:
-    """Yield the photos in a folder and those in it, by name, without hidden and drawn ones."""
+def _folder_rows(name: str, system: Any, top: str, folder: str, seen: set[str]) -> Iterator[Row]:
+    """Yield the photos in a folder and those in it, by name, without hidden and drawn ones.
+
+    Links to folders are followed, but no folder is gone into twice.
+    """
+    if (real := os.path.realpath(folder)) in seen:
+        return
+    seen.add(real)
     # HEIC photos are listed even where they cannot be read: their rows then hold the error.
     suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     # A level at a time: below the first, `walk` does not raise where it cannot list a folder.
     with accessing(folder):
-        ((_, folders, files),) = system.walk(folder, maxdepth=1, on_error="raise")
+        ((_, folders, files),) = system.walk(folder, maxdepth=1, on_error="raise", detail=True)
     for file in files_of_others(Path(folder), files):
         if posixpath.splitext(file)[1].lower() in suffixes:
             path = posixpath.join(folder, file)
             identity = posixpath.relpath(path, top)
             yield identity, system.unstrip_protocol(path) if is_url(name) else path
-    for each in sorted(each for each in folders if not each.startswith(".")):
-        yield from _folder_rows(name, system, top, posixpath.join(folder, each))
+    links = [file for file, information in files.items() if information.get("islink")]
+    for each in sorted(each for each in (*folders, *links) if not each.startswith(".")):
+        if each in folders or system.isdir(posixpath.join(folder, each)):
+            yield from _folder_rows(name, system, top, posixpath.join(folder, each), seen)
 
 
 def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
     """Yield the photos of a table, whose id, where it has one, may be a number."""
-    column = None
+    column, empty = None, list[int]()
     for number, record in enumerate(records, start=1):
         column = column or usual_column(list(record), IMAGE_COLUMNS)
         if column is None:
@@ -134,13 +142,18 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
                 f"{', '.join(record) or 'none'}"
             )
         photo = record.get(column)
-        if not isinstance(photo, str) or not photo:
+        if photo in (None, ""):
+            empty.append(number)
+            continue
+        if not isinstance(photo, str):
             raise DataError(
                 f"{name}, row {number}: the {column} is {str(photo)[:50]!r}; use a path or URL, "
                 "and write images that the table holds as files"
             )
         photo = photo if is_url(name) else without_guard(photo, Path(name).parent)
         yield str(record.get("id") or photo), _resolve(name, photo)
+    if empty:
+        logger.warning(f"{name}: {len(empty)} rows without a {column}, the first is row {empty[0]}")
 
 
 def _records(name: str) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ from captioner.errors import CaptionerError, ImageError, error_summary, needs_ex
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import available_cores, may_have_gpu
-from captioner.runtime.parallel import end_with_parent, prefetch
+from captioner.runtime.parallel import blocked_interrupts, end_with_parent, prefetch
 from captioner.storage import Folder, absolute, fetch, file_system, is_url
 
 if TYPE_CHECKING:
@@ -257,7 +257,9 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
         jobs.put(replace(job, device=f"cuda:{number % gpus}") if gpus > 1 else job)
     with ProcessPoolExecutor(workers, context, _begin, (jobs,)) as pool:
         try:
-            for done in as_completed([pool.submit(_run, shard) for shard in shards]):
+            with blocked_interrupts():
+                parts = [pool.submit(_run, shard) for shard in shards]
+            for done in as_completed(parts):
                 yield done.result()
         except BrokenProcessPool:
             raise CaptionerError(

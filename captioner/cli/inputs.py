@@ -47,7 +47,8 @@ def photos_in(
 ) -> Iterator[Path]:
     """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
 
-    What is left out is counted in `skipped`, by suffix, and as FOLDER the folders.
+    What is left out is counted in `skipped`, by suffix, and as FOLDER the folders. Links to folders
+    are followed, but no folder is gone into twice.
     """
     from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
 
@@ -55,7 +56,12 @@ def photos_in(
         failed(f"{error.filename}: cannot be listed ({error.strerror})")
 
     suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
-    for place, folders, names in os.walk(folder, onerror=unlisted):
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         for name in files_of_others(Path(place), names):
             suffix = Path(name).suffix.lower()
             if suffix in suffixes:

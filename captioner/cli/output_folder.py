@@ -31,7 +31,7 @@ from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.journal import JOURNAL, read_journal
 from captioner.runtime.device import usable_cores
-from captioner.runtime.parallel import end_with_parent
+from captioner.runtime.parallel import blocked_interrupts, end_with_parent
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
 from captioner.visualization.files import claim_name, png, word_names
 
@@ -136,7 +136,8 @@ class OutputFolder:
         captions = [(name, replace(caption, image=None)) for name, caption in captions]
         work = (self.names[photo], Path(photo).name, image, captions, self.arguments)
         if self._pool and image.width * image.height <= LARGEST_APART_PX:
-            return self._pool.submit(save_pictures, *work)
+            with blocked_interrupts():
+                return self._pool.submit(save_pictures, *work)
         drawn: Future[Drawn] = Future()
         drawn.set_result(save_pictures(*work))
         return drawn

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError, error_summary
+from captioner.runtime.parallel import blocked_interrupts
 from captioner.runtime.signals import SIGNALS
 
 _JOIN_TIMEOUT_S = 5
@@ -41,7 +42,8 @@ def load_items(
     child = getattr(signal, "SIGCHLD", None)
     handler = child and signal.getsignal(child)
     try:
-        items = iter(loader)
+        with blocked_interrupts():
+            items = iter(loader)
         if child is not None and threading.current_thread() is threading.main_thread():
             signal.signal(child, handler or signal.SIG_DFL)
         yield from items

@@ -29,6 +29,22 @@ class Device(Protocol):
     def type(self) -> str: ...
 
 
+@contextmanager
+def blocked_interrupts() -> Iterator[None]:
+    """Start processes that Ctrl-C cannot reach before they say what it does to them.
+
+    They would print a traceback. For this process it comes afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def end_with_parent(on_interrupt: signal.Handlers) -> None:
     """Prepare a worker process: it ends when its parent does, however that ends."""
 
@@ -39,6 +55,8 @@ def end_with_parent(on_interrupt: signal.Handlers) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGINT, on_interrupt)
+    if hasattr(signal, "pthread_sigmask"):  # blocked when this process was started
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=end, daemon=True).start()
 
 

@@ -114,7 +114,6 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
     [
         ("none", None, "no such file"),
         ("a.csv", "foto,id\nx,1\n", "no column path, image or file_name; its columns are foto, id"),
-        ("a.csv", "path,id\nx,1\n,2\n", "a.csv, row 2: the path is ''"),
         ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl, line 2"),
         ("a.parquet", "no parquet", "a.parquet: is no list or table of photos that can be read"),
         ("{0..1}.tar", None, "0.tar: no such file"),
@@ -129,6 +128,12 @@ def test_what_cannot_be_read_is_named(
         found(tmp_path / name)
     assert fact in str(refused.value)
     assert str(tmp_path) in str(refused.value)
+
+
+def test_rows_without_a_photo_are_counted_and_the_others_read(tmp_path: Path, caplog) -> None:
+    (tmp_path / "a.csv").write_text("path,id\nx.jpg,1\n,2\ny.jpg,3\n,4\n")
+    assert [identity for identity, _ in found(tmp_path / "a.csv")] == ["1", "3"]
+    assert "a.csv: 2 rows without a path, the first is row 2" in caplog.text
 
 
 def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:

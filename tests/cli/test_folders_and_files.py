@@ -58,6 +58,18 @@ def test_folders_inside_are_said_to_be_skipped_or_gone_into(caption, folder: Pat
     assert [path for _, path in input_rows(f"{folder}/*.png")] == [str(folder / "two.png")]
 
 
+def test_links_to_folders_are_followed_but_not_in_circles(photos: list[Path]) -> None:
+    folder, elsewhere = photos[0].parent, photos[0].parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    photos[0].rename(elsewhere / "one.jpg")
+    (folder / "album").symlink_to(elsewhere)
+    (folder / "one.jpg").symlink_to(elsewhere / "one.jpg")
+    (elsewhere / "back").symlink_to(folder)
+    expected = [str(folder / name) for name in ("one.jpg", "two.png", "album/one.jpg")]
+    found = photos_in(folder, Counter(), pytest.fail, recursive=True)
+    assert list(map(str, found)) == [path for _, path in input_rows(str(folder))] == expected
+
+
 def test_resume_skips_finished_photos_and_still_lists_them_in_the_table(
     caption, folder: Path, tmp_path: Path
 ) -> None:

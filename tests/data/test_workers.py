@@ -46,3 +46,14 @@ def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
     assert found == [n * n for n in range(len(found))]
     assert "\n" not in str(caught.value)
     assert not set(multiprocessing.active_children()) - others
+
+
+class Blocked(Dataset[bool]):
+    def __getitem__(self, key: int) -> bool:
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_no_signal_reaches_a_worker_that_does_not_ignore_it_yet() -> None:
+    here = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(load_items(Blocked(), range(2), workers=1)) == [True, True]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == here
