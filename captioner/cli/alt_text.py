@@ -22,7 +22,6 @@ from captioner.cli.output import is_withheld
 from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
 from captioner.log import logger
-from captioner.visualization.files import claim_name
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"
@@ -157,7 +156,7 @@ class TextWriter:
         """Write the table, and copies of the pages with the texts filled in; return the files.
 
         Texts that a table has already stay, as somebody may have corrected them.
-        Copies go next to the pages, or to --output, where none replaces another.
+        Copies go next to the pages, or to --output, in folders as those of the pages.
         """
         written, output = list[Path](), self.arguments.output
         if "csv" in self.arguments.write:
@@ -181,11 +180,11 @@ class TextWriter:
             except CaptionerError as error:
                 self.failed(error)
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
-        owners: dict[str, str] = {}
+        folders = [os.path.dirname(os.path.abspath(page.file)) for page in self.pages]
+        top = os.path.commonpath(folders) if folders else None
         for page in self.pages:
             copy = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
-            name = claim_name(owners, os.path.abspath(page.file))
-            file = copy if output is None else output / name
+            file = copy if output is None else output / os.path.relpath(page.file, top)
             try:
                 if os.path.abspath(file) == os.path.abspath(page.file):
                     raise CaptionerError(f"{file}: would be replaced; choose another --output")

@@ -170,6 +170,13 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     outcome = caption("zero.html", "--write", "html", "--output", "out", "--resume")
     assert (outcome.code, "Traceback" in outcome.stderr) == (1, False)
     assert file.read_text() == PAGE
+    (tmp_path / "blog").mkdir()
+    (tmp_path / "blog" / "page.html").write_text(PAGE.replace("photos/", "../photos/"))
+    assert caption("page.html", "blog/page.html", "--write", "html", "--output", "site").code == 0
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("site/**/*.html")} == {
+        "site/page.html",
+        "site/blog/page.html",
+    }
 
 
 # -------------------------------------------------------------------------------------- sidecars
