@@ -30,7 +30,8 @@ from captioner.files import locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import choose_device
-from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
+from captioner.runtime.distributed import rank
+from captioner.runtime.processes import from_first_process, in_all_processes, processes
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import validate, validation_decoding
