@@ -30,8 +30,7 @@ from captioner.cli.inputs import STANDARD_INPUT
 from captioner.errors import CaptionerError
 from captioner.files import save_bytes
 from captioner.journal import JOURNAL, read_journal
-from captioner.runtime.device import usable_cores
-from captioner.runtime.parallel import end_with_parent
+from captioner.runtime.parallel import end_with_parent, usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
 from captioner.visualization.files import claim_name, png, word_names
 

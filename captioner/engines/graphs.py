@@ -23,7 +23,7 @@ import numpy as np
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.errors import CheckpointError, ConfigError
-from captioner.runtime.device import usable_cores
+from captioner.runtime.parallel import usable_cores
 from captioner.types import Grid, given_mode
 
 FORMAT = 1  # version of the description

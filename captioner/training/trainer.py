@@ -18,9 +18,10 @@ from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import autocast, available_cores
+from captioner.runtime.device import autocast
 from captioner.runtime.distributed import parallel, rank, world_size
 from captioner.runtime.draws import seed_of
+from captioner.runtime.parallel import available_cores
 from captioner.runtime.processes import from_first_process
 from captioner.runtime.signals import DeferredInterrupts
 from captioner.training.capture import FixedShapeStep, step_kind
