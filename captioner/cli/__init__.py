@@ -47,7 +47,6 @@ COMMANDS = {
 
 # The modules of those that are not in one of their own name.
 _MODULES = {
-    "score": "caption",
     "finetune": "train",
     "plot": "train",
     "compare": "evaluate",

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_type_hints
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
+from captioner.cli.suggestions import unknown_option
 from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
@@ -215,7 +216,7 @@ def parse_options(
         {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
     )
     try:
-        if sentence := parsing.unknown_option(parser, options):
+        if sentence := unknown_option(parser, options):
             raise ConfigError(sentence)
         arguments = parser.parse_args(options)
         parsed = arguments.as_dict()
