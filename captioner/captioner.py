@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
+from captioner.checkpoint import file_sums, model_folder
+from captioner.checkpoint_writer import copy_model, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.inputs import ImageInput, as_list, network_input
 from captioner.data.transforms import ImageTransform

@@ -27,7 +27,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
+from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, load_model
+from captioner.checkpoint_writer import add_files
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.generation.beam_search import ATTENDED

@@ -32,7 +32,7 @@ def average(parser: parsing.CommandParser) -> int:
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     arguments = parser.parse()
 
-    from captioner.checkpoint import save_model
+    from captioner.checkpoint_writer import save_model
     from captioner.training.pretrained import average_models
 
     _check_absent(arguments.output)
@@ -72,7 +72,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     parsing.add_device_options(parser)
     arguments = parser.parse()
 
-    from captioner.checkpoint import add_files
+    from captioner.checkpoint_writer import add_files
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
@@ -158,14 +158,8 @@ def export(parser: parsing.CommandParser) -> int:
 
     import torch
 
-    from captioner.checkpoint import (
-        CARD,
-        load_model,
-        model_folder,
-        read_extra_files,
-        save_model,
-        stored_type,
-    )
+    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, stored_type
+    from captioner.checkpoint_writer import save_model
     from captioner.config.validation import validate
     from captioner.export import export_graphs
 

@@ -12,15 +12,8 @@ from typing import Any
 import torch
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import (
-    CHECKPOINTS,
-    CONFIG,
-    MANIFEST,
-    add_files,
-    clean_run_folder,
-    load_model,
-    verify,
-)
+from captioner.checkpoint import CHECKPOINTS, CONFIG, MANIFEST, load_model, verify
+from captioner.checkpoint_writer import add_files, clean_run_folder
 from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources

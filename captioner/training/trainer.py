@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from captioner.checkpoint import load_training_state, save_model
+from captioner.checkpoint import load_training_state
+from captioner.checkpoint_writer import save_model
 from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
 from captioner.log import logger, progress_bar
