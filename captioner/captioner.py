@@ -15,7 +15,7 @@ import numpy as np
 from captioner.checkpoint import file_sums, model_folder
 from captioner.checkpoint_writer import copy_model, save_model
 from captioner.config import HardAttentionMode, ModelConfig
-from captioner.data.inputs import ImageInput, as_list, network_input
+from captioner.data.images import ImageInput, as_list, network_input
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines import Engine, EngineName, Precision, open_engine

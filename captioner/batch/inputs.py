@@ -20,7 +20,7 @@ from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
-from captioner.journal import files_of_others
+from captioner.files import files_of_others
 from captioner.log import logger
 from captioner.storage import accessing, expand, file_system, is_url
 

@@ -20,9 +20,8 @@ from xml.sax.saxutils import escape
 from captioner.cli.inputs import STANDARD_INPUT
 from captioner.cli.output import is_withheld
 from captioner.errors import CaptionerError, listed
-from captioner.files import save_bytes
+from captioner.files import claim_name, save_bytes
 from captioner.log import logger
-from captioner.visualization.files import claim_name
 
 MAX_LENGTH = 125  # characters; longer alternative texts are cut off by some screen readers
 TABLE = "captions.csv"

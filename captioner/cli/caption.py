@@ -271,7 +271,7 @@ class _CaptionRun:
         self, photos: list[_Photo], models: _Models, failed: Callable[[], object]
     ) -> Iterator[_Captioned]:
         """Open the photos in batches and yield each with its captions by every model."""
-        from captioner.data.inputs import opened
+        from captioner.data.images import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from captioner.errors import ImageError
-from captioner.journal import files_of_others
+from captioner.files import files_of_others
 from captioner.log import printable
 
 STANDARD_INPUT = "-"

@@ -27,12 +27,11 @@ from PIL import Image
 
 from captioner.checkpoint import MANIFEST
 from captioner.cli.inputs import STANDARD_INPUT
+from captioner.data.images import png
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
-from captioner.journal import JOURNAL, read_journal
+from captioner.files import JOURNAL, claim_name, read_journal, save_bytes, word_names
 from captioner.runtime.parallel import end_with_parent, usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
-from captioner.visualization.files import claim_name, png, word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption

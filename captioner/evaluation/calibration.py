@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.inputs import opened
+from captioner.data.images import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import CiderD, tokenize
 from captioner.generation import search

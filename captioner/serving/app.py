@@ -22,8 +22,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from captioner import __version__
 from captioner.captioner import Captioner
-from captioner.data.images import open_image
-from captioner.data.inputs import ImageInput
+from captioner.data.images import ImageInput, open_image
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import SearchOptions
 from captioner.runtime.parallel import shared_cores, usable_cores

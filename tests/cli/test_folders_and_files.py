@@ -22,7 +22,7 @@ from captioner.cli.inputs import photos_in, skipped_sentence
 from captioner.data.image_finder import list_files
 from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
-from captioner.journal import JOURNAL, read_journal
+from captioner.files import JOURNAL, read_journal
 
 
 @pytest.fixture
