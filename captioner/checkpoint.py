@@ -62,7 +62,7 @@ def stored_type(folder: Path) -> torch.dtype:
     """Return the type of a verified folder's first floating-point weight; float32 without one."""
     import torch
 
-    kinds = (value.dtype for value in readdistinct_weights(folder).values())
+    kinds = (value.dtype for value in read_weights(folder).values())
     return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
 
@@ -84,7 +84,7 @@ def load_model(
     vocabulary, config = load_vocabulary(folder), load_config(folder)
     with _readable(folder):
         model = build_model(config, len(vocabulary), pretrained=False)
-        loaddistinct_weights(model, folder)
+        load_weights(model, folder)
     return model.eval().to(device), config, vocabulary
 
 
@@ -94,11 +94,11 @@ def load_config(folder: Path) -> ModelConfig:
         return from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
 
 
-def loaddistinct_weights(model: CaptionModel, folder: Path) -> None:
+def load_weights(model: CaptionModel, folder: Path) -> None:
     """Fill the model, converting to its types; a ValueError if the file holds other weights."""
     import torch
 
-    problems = model.load_state_dict(readdistinct_weights(folder), strict=False)
+    problems = model.load_state_dict(read_weights(folder), strict=False)
     tied = set(model.state_dict()) - set(distinct_weights(model, torch.float32))
     missing = [name for name in problems.missing_keys if name not in tied]
     if missing or problems.unexpected_keys:
@@ -106,7 +106,7 @@ def loaddistinct_weights(model: CaptionModel, folder: Path) -> None:
         raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
-def readdistinct_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a verified folder by their names."""
     from safetensors.torch import load_file
 
