@@ -92,7 +92,7 @@ TASKS = Registry(
 METRICS = Registry(
     "metric",
     Bleu="captioner.evaluation.metrics:BLEU",
-    METEOR="captioner.evaluation.java_metrics:METEOR",
+    METEOR="captioner.evaluation.metrics:METEOR",
     ROUGE_L="captioner.evaluation.metrics:ROUGE_L",
     CIDEr="captioner.evaluation.metrics:CIDER",
 )

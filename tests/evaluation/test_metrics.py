@@ -224,8 +224,7 @@ def test_the_java_tokenizer_equals_pycocoevalcaps_wrapper(
 ) -> None:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    from captioner.evaluation.java_metrics import Java, ptb_tokenize
-    from captioner.evaluation.metrics import tokenize
+    from captioner.evaluation.metrics import Java, ptb_tokenize, tokenize
 
     texts = [text for texts in coco_example[1].values() for text in texts]
     texts += ['He said: "no" (twice)...', "T.V.s & cafés -- 3/4 full; don't", "", "x"]
