@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError, error_summary
-from captioner.runtime.signals import SIGNALS
+from captioner.runtime.processes import SIGNALS
 
 _JOIN_TIMEOUT_S = 5
 

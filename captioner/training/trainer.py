@@ -23,8 +23,7 @@ from captioner.runtime.device import autocast
 from captioner.runtime.distributed import parallel, rank, world_size
 from captioner.runtime.draws import seed_of
 from captioner.runtime.parallel import available_cores
-from captioner.runtime.processes import from_first_process
-from captioner.runtime.signals import DeferredInterrupts
+from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.run_log import RunLog, model_card
