@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import command, inputs, load_captioner, output, parsing, show
-from captioner.errors import CaptionerError
+from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.errors import CaptionerError, ImageError
+from captioner.files import files_of_others
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ _OF_WRITE = {
     "xmp_merge": ("xmp",),
     "overwrite": ("txt", "xmp", "csv", "html"),
 }
+_FOLDER = "folder"  # counted next to the suffixes of files
+_MAX_BYTES = 2**28  # of a photo on standard input or at an address
+_DOWNLOAD_TIMEOUT_S = 60.0
+_LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
+_PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
 
 @command
@@ -113,7 +121,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1
     is_sampled, is_compared = "sample" in chosen, "compare" in chosen
-    page = any(map(inputs.is_page, arguments.photos))
+    page = any(map(is_page, arguments.photos))
     rules = [
         ("write", write and is_compared, "takes the captions of one model, so not with --compare"),
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
@@ -180,31 +188,31 @@ class _CaptionRun:
         arguments = self.arguments
         skipped: Counter[str] = Counter()
         drawn = os.path.abspath(arguments.output) if arguments.output else None
-        photos_in = partial(inputs.photos_in, recursive=arguments.recursive, leave_out=drawn)
+        list_photos = partial(photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == inputs.STANDARD_INPUT or (inputs.is_address(name) and arguments.allow_urls):
+            if name == output.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
                 photos.append(name)
-            elif inputs.is_address(name):
+            elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 failures = self.failures
-                found = list(photos_in(Path(name), skipped, self._failed))
+                found = list(list_photos(Path(name), skipped, self._failed))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
-            elif Path(name).suffix.lower() in inputs.LISTS and os.path.isfile(name):
+            elif Path(name).suffix.lower() in _LISTS and os.path.isfile(name):
                 self._failed(
                     f"{name}: is a list or an archive; captioner batch {name} --output DIR reads "
                     "lists and tar files, other archives have to be unpacked"
                 )
-            elif not inputs.is_page(name):
+            elif not is_page(name):
                 photos.append(Path(name))
             elif self.texts and "html" in arguments.write:
                 photos += self.texts.images_of(Path(name))
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
-        if sentence := inputs.skipped_sentence(skipped):
+        if sentence := skipped_sentence(skipped):
             logger.info(sentence)
         return list(dict.fromkeys(photos))
 
@@ -288,7 +296,7 @@ class _CaptionRun:
             found = [list(zip(names, each, strict=True)) for each in zip(*by_model, strict=True)]
             return [(*photo, each) for photo, each in zip(batch, found, strict=True)]
 
-        batches = opened(((p, p) for p in photos), unreadable, device, read=inputs.open_photo)
+        batches = opened(((p, p) for p in photos), unreadable, device, read=open_photo)
         at_random = arguments.sample or any(
             captioner.samples_cells(search.at_test, search.paths) for _, captioner, search in models
         )
@@ -348,3 +356,76 @@ class _CaptionRun:
     def _failed(self, reason: object) -> None:
         self.failures += 1
         logger.warning(str(reason))
+
+
+def skipped_sentence(skipped: Counter[str]) -> str:
+    """Return how many files and folders were skipped and what to do about it, or ""."""
+    from captioner.data.images import HEIF_SUFFIXES
+
+    parts = []
+    if kinds := sorted(set(skipped) - {_FOLDER}):
+        parts.append(f"skipped files: {skipped.total() - skipped[_FOLDER]} ({', '.join(kinds)})")
+    if HEIF_SUFFIXES & set(skipped):
+        parts.append("to read HEIC, install pillow-heif or convert the photos")
+    if count := skipped[_FOLDER]:
+        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
+    return "; ".join(parts)
+
+
+def photos_in(
+    folder: Path,
+    skipped: Counter[str],
+    failed: Callable[[object], None],
+    *,
+    recursive: bool = False,
+    leave_out: str | None = None,
+) -> Iterator[Path]:
+    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
+
+    What is left out is counted in `skipped`, by suffix, and as _FOLDER the folders.
+    """
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
+
+    def unlisted(error: OSError) -> None:
+        failed(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    for place, folders, names in os.walk(folder, onerror=unlisted):
+        for name in files_of_others(Path(place), names):
+            suffix = Path(name).suffix.lower()
+            if suffix in suffixes:
+                yield Path(place, name)
+            elif suffix not in _OURS:
+                skipped[printable(suffix) or "no suffix"] += 1
+        shown = (name for name in sorted(folders) if not name.startswith("."))
+        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != leave_out]
+        if not recursive:
+            skipped[_FOLDER] += len(folders)
+            return
+
+
+def open_photo(photo: Path | str) -> Image.Image:
+    """Read the photo at a path or an address, or on standard input, which is `-`."""
+    from captioner.data.images import open_image
+
+    if photo == output.STANDARD_INPUT:
+        content = sys.stdin.buffer.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")
+        return open_image(content)
+    if isinstance(photo, Path):
+        return open_image(photo)
+    from captioner.storage import fetch_image
+
+    # The user chose the address, so it may be one of the user's own network.
+    return open_image(fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True))
+
+
+def is_address(name: str) -> bool:
+    """Return whether an argument is an address by its name."""
+    return "://" in name and not os.path.exists(name)
+
+
+def is_page(name: str) -> bool:
+    """Return whether an argument is a page of HTML or Markdown by its name."""
+    return Path(name).suffix.lower() in _PAGES
