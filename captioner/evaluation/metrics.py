@@ -14,9 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -211,27 +212,14 @@ def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) 
     }
 
 
-def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Return ROUGE-L (Lin 2004) with beta 1.2."""
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    return {"ROUGE_L": _compute_score(Rouge(), candidates, references)}
-
-
-def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
-    from pycocoevalcap.cider.cider import Cider
-
-    return {"CIDEr": _compute_score(Cider(), candidates, references)}
-
-
-def _compute_score(
-    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
-) -> Scored:
+def _scores_of(
+    scorer: str, name: str, candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> MetricTable:
+    """Return what a scorer of pycocoevalcap, `module:class`, computes under this name."""
     truths = {index: list(texts) for index, texts in enumerate(references)}
     found = {index: [text] for index, text in enumerate(candidates)}
-    corpus, images = scorer.compute_score(truths, found)
-    return Scored(float(corpus), list(map(float, images)))
+    corpus, images = resolve_name(f"pycocoevalcap.{scorer}")().compute_score(truths, found)
+    return {name: Scored(float(corpus), list(map(float, images)))}
 
 
 # METEOR and the PTB tokenizer are Java programs, which can hang and so have a time limit.
@@ -321,9 +309,12 @@ def meteor_scores(
 
 BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores)
 METEOR = Metric(("METEOR",), meteor_scores, f"METEOR 1.5 via {PACKAGE}", needs_java=True)
-ROUGE_L = Metric(("ROUGE_L",), rouge_scores)
+# ROUGE-L (Lin 2004) has beta 1.2, CIDEr-D (Vedantam et al. 2015) has sigma 6.
+ROUGE_L = Metric(("ROUGE_L",), partial(_scores_of, "rouge.rouge:Rouge", "ROUGE_L"))
 CIDER = Metric(
-    ("CIDEr",), cider_scores, f"{PACKAGE} (CIDEr-D, document frequencies of these references)"
+    ("CIDEr",),
+    partial(_scores_of, "cider.cider:Cider", "CIDEr"),
+    f"{PACKAGE} (CIDEr-D, document frequencies of these references)",
 )
 
 
