@@ -69,8 +69,8 @@ DECODERS = Registry(
 )
 DATA_FORMATS = Registry(
     "data.format",
-    flickr8k="captioner.data.formats.flickr:flickr8k",
-    flickr30k="captioner.data.formats.flickr:flickr30k",
+    flickr8k="captioner.data.formats.table:flickr8k",
+    flickr30k="captioner.data.formats.table:flickr30k",
     karpathy="captioner.data.formats.coco:karpathy",
     coco="captioner.data.formats.coco:coco",
     imagefolder="captioner.data.formats.table:imagefolder",
