@@ -58,14 +58,6 @@ def model_folder(model: str | Path) -> Path:
     return best if not (folder / MANIFEST).exists() and (best / MANIFEST).exists() else folder
 
 
-def stored_type(folder: Path) -> torch.dtype:
-    """Return the type of a verified folder's first floating-point weight; float32 without one."""
-    import torch
-
-    kinds = (value.dtype for value in read_weights(folder).values())
-    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
-
-
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """Return a verified folder's files of other modules; graphs belong to its weights."""
     standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}

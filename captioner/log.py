@@ -1,9 +1,4 @@
-"""The log of the package: notes, warnings and progress bars on stderr.
-
-It is Python's own logging with a handler for people, so that a program that uses captioner chooses
-how much it hears: `logging.getLogger("captioner").setLevel("WARNING")` leaves out notes and
-progress bars, as the commands' `--quiet` does; `"DEBUG"` is `--verbose`.
-"""
+"""The log of the package: Python's own, with a handler for people; and progress bars."""
 
 from __future__ import annotations
 

@@ -260,12 +260,14 @@ class _CaptionRun:
 
     def _caption(self, photos: list[_Photo], models: _Models) -> None:
         """Caption the photos and write the output of each, once its pictures are drawn."""
+        least = self.arguments.min_confidence
         drawing = self.output.processes(len(photos)) if self.output else nullcontext(0)
         bar = progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1)
         with bar, drawing as ahead:
             waiting: deque[Callable[[], None]] = deque()
             for photo, image, found in self._captioned(photos, models, bar.update):
-                shown = self._not_withheld(found)
+                best = [(name, captions[0]) for name, captions in found]
+                shown = [b for b in best if not output.is_withheld(b[1].confidence, least)]
                 drawn = self.output.draw(photo, image, shown) if self.output and shown else None
                 waiting.append(partial(self._write, photo, found, drawn))
                 while len(waiting) > ahead:
@@ -302,12 +304,6 @@ class _CaptionRun:
         )
         in_order = map(caption, batches) if at_random else parallel_map(caption, batches, device)
         return chain.from_iterable(in_order)
-
-    def _not_withheld(self, found: _Found) -> list[tuple[str, Caption]]:
-        """Return the best caption of each model, if its confidence suffices."""
-        least = self.arguments.min_confidence
-        best = [(name, captions[0]) for name, captions in found]
-        return [each for each in best if not output.is_withheld(each[1].confidence, least)]
 
     def _write(self, photo: _Photo, found: _Found, drawn: Future[Drawn] | None) -> None:
         """Print a photo's captions, by one model or several, and record them."""

@@ -158,7 +158,7 @@ def export(parser: parsing.CommandParser) -> int:
 
     import torch
 
-    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, stored_type
+    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, read_weights
     from captioner.checkpoint_writer import save_model
     from captioner.config.validation import validate
     from captioner.export import export_graphs
@@ -178,13 +178,17 @@ def export(parser: parsing.CommandParser) -> int:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{card}: cannot be read ({error})") from None
+    dtype = torch.float16
+    if arguments.format == "onnx":  # as they are
+        kinds = (weight.dtype for weight in read_weights(folder).values())
+        dtype = next(kind for kind in kinds if kind.is_floating_point)
     save_model(
         arguments.output,
         model,
         config,
         vocabulary,
         card=text,
-        dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
+        dtype=dtype,
         extra_files=read_extra_files(folder),
     )
     try:

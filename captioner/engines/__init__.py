@@ -29,11 +29,6 @@ def choose_engine(
     """Return the description of a folder's graphs, or None for PyTorch.
 
     `auto` takes the graphs on a CPU in float32.
-
-    Raises:
-        CheckpointError: The model is damaged, or has no graphs where they are needed.
-        ConfigError: The engine, the device or the precision cannot be used.
-        CaptionerError: PyTorch is needed and not installed.
     """
     for name, value, accepted in (
         ("engine", engine, get_args(EngineName)),

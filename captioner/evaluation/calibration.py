@@ -74,9 +74,6 @@ def collect(
     Args:
         name: Of the data set, for the report and the model folder.
         training: Images whose captions give CIDEr-D's document frequencies.
-
-    Raises:
-        DataError: No image can be read.
     """
     engine = captioner.engine
     rows, texts, references = [], [], []

@@ -376,9 +376,6 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
 
     A checkpoint's `state_dict` is taken, and a prefix of all names (`module.`, `encoder.`) removed.
     The classifier of the network may be missing, or be one for other classes.
-
-    Raises:
-        WeightsError: It cannot be read, or holds the weights of another network.
     """
     own = network.state_dict()
     state = read_weights_file(path, own, name)
