@@ -50,6 +50,7 @@ _MODULES = {
     "finetune": "train",
     "plot": "train",
     "compare": "evaluate",
+    "score": "evaluate",
     "average": "models",
     "calibrate": "models",
     "export": "models",
