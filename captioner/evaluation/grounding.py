@@ -84,7 +84,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
 def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
     """Return a caption with words in place of pieces of words, to find what they name.
 
-    The map of a word is the mean of its pieces' maps, its log-probability their sum.
+    The map of a word is the mean of its pieces' maps. Other figures stay those of the pieces.
     """
     starts = tokenizer.word_starts(caption.words)
     lengths = np.diff([*starts, len(caption.words)])
@@ -94,8 +94,6 @@ def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
         caption,
         words=[tokenizer.join(caption.words[start : start + length]) for start, length in pieces],
         maps=sums / lengths[:, None, None].astype(np.float32),
-        beta=None,
-        log_probs=np.add.reduceat(caption.log_probs, np.array(starts, np.int64)),
     )
 
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from captioner.data.checks import has_words
 from captioner.data.tokenizer import begins_unspaced
-from captioner.errors import DataError
 from captioner.evaluation.intervals import meteor
 from captioner.registry import METRICS
 
@@ -146,14 +145,7 @@ def _align(
     candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
 ) -> tuple[list[Any], list[str], list[list[str]]]:
     """Return ids, captions and references in one order, that of the candidates."""
-    if not candidates:
-        raise DataError("there is no caption to score; give at least one")
     truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}
-    for image_id, texts in truths.items():
-        if not texts:
-            raise DataError(
-                f"image {image_id!r} has no reference with words; give one, or leave the image out"
-            )
     return list(candidates), list(candidates.values()), list(truths.values())
 
 
