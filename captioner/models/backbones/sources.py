@@ -242,11 +242,6 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     is_file = False
     overlay: dict[str, Any] | None = None
     if revision is not None:
-        if not (hub_id and revision):
-            raise ConfigError(
-                f"encoder.weights: '{weights}' names no revision of weights of {name} on the "
-                "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
-            )
         overlay = {"hf_hub_id": f"{hub_id}@{revision}"}
     elif is_file := _is_file(weights, name, "default", "default@REVISION", "none"):
         overlay = {"state_dict": _read_timm_weights(weights, name, is_transformer)}
