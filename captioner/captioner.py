@@ -376,8 +376,7 @@ class Captioner:
     def _read(self, images: list[Any]) -> list[tuple[np.ndarray, Geometry]]:
         """Return the network's input and the geometry of each image, read in parallel."""
         read = partial(network_input, transform=self.transform)
-        ready = all(isinstance(image, tuple) for image in images)  # prepared already
-        return list(map(read, images) if ready else prefetch(read, images, self.device))
+        return list(prefetch(read, images, self.device))
 
     def _alone_if_random(self, options: SearchOptions) -> AbstractContextManager[object]:
         """Context in which no other thread samples: an engine has one series of random numbers."""

@@ -43,11 +43,7 @@ logger.setLevel(logging.INFO)
 logger.propagate = False  # or a program with a log of its own would show each line twice
 
 
-def shows_notes() -> bool:
-    """Return whether notes and progress bars are shown."""
-    return logger.isEnabledFor(logging.INFO)
-
-
 def progress_bar(iterable: Any = None, *, disable: bool = False, **options: Any) -> tqdm[Any]:
     """Return tqdm's progress bar, which is shown on a terminal unless notes are left out."""
-    return tqdm(iterable, disable=True if disable or not shows_notes() else None, **options)
+    hidden = disable or not logger.isEnabledFor(logging.INFO)
+    return tqdm(iterable, disable=True if hidden else None, **options)
