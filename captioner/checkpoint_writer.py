@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from captioner.checkpoint import (
     CARD,
-    CHECKPOINTS,
     CONFIG,
     FORMAT,
     MANIFEST,
@@ -35,7 +34,6 @@ from captioner.config import ModelConfig, to_yaml
 from captioner.data.tokenizer import WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.files import TEMPORARY
 
 if TYPE_CHECKING:
     import torch
@@ -109,21 +107,6 @@ def copy_model(source: Path, folder: Path) -> None:
         for name in (*file_sums(source), CARD):
             if (source / name).is_file():
                 shutil.copyfile(source / name, temporary / name)
-
-
-def clean_run_folder(run: Path) -> None:
-    """Remove what a killed process left in a run folder, which the caller has locked.
-
-    A model that was about to be replaced when the process was killed gets its name back.
-    """
-    for file in run.glob(TEMPORARY):
-        file.unlink()
-    for name in ("best", *CHECKPOINTS):
-        shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
-        aside = run / f".{name}.old"
-        if aside.is_dir() and not (run / name).exists():
-            os.replace(aside, run / name)
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

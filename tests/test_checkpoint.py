@@ -25,17 +25,13 @@ from captioner.checkpoint import (
     read_extra_files,
     verify,
 )
-from captioner.checkpoint_writer import (
-    add_files,
-    clean_run_folder,
-    save_model,
-    write_manifest,
-)
+from captioner.checkpoint_writer import add_files, save_model, write_manifest
 from captioner.config import ModelConfig
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
+from captioner.training.run import clean_run_folder
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]

@@ -17,13 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
 from captioner.log import logger
-from captioner.runtime.distributed import (
-    Result,
-    from_all,
-    mean_over_processes,
-    rank,
-    world_size,
-)
+from captioner.runtime.distributed import Result, from_all, mean_over_processes, rank, world_size
 
 JOIN_WITHIN = timedelta(minutes=5)
 # Without a message, after which a process counts as lost; one that ended is noticed at once.
