@@ -70,6 +70,7 @@ class Validation:
     """
 
     figures: dict[str, float]
+    captions: dict[int | str, str]
     hypotheses: dict[int | str, Hypothesis]
     grid_shape: tuple[int, int]
     unreadable: list[tuple[str, str]]
@@ -130,7 +131,7 @@ def validate(
         for image_id, hypothesis in hypotheses.items()
     }
     figures = from_first_process(lambda: _figures(captions, list(hypotheses.values()), data))
-    return Validation(figures, hypotheses, grid_shape, unreadable)
+    return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 
 
 def _figures(
