@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from captioner.checkpoint import file_sums, model_folder
-from captioner.checkpoint_writer import copy_model, save_model
+from captioner.checkpoint_writer import check_absent, copy_model, save_model
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.data.images import ImageInput, as_list, network_input
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines import Engine, EngineName, Precision, open_engine
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import CALIBRATOR, Calibrator
@@ -137,8 +137,7 @@ class Captioner:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the loaded folder, or the constructor's model, to a folder that does not exist."""
         folder = Path(folder)
-        if folder.exists():
-            raise CheckpointError(f"{folder}: already exists; name another folder")
+        check_absent(folder)
         if isinstance(self._saved, Path):
             copy_model(self._saved, folder)
             return

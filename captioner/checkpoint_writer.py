@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from captioner.models.model import CaptionModel
 
 
+def check_absent(folder: Path) -> None:
+    """Refuse to write to a folder that is there."""
+    if os.path.exists(folder):  # Path.exists raises for a name that no file can have
+        raise CheckpointError(f"{folder}: already exists; name another folder")
+
+
 def save_model(
     folder: Path,
     model: CaptionModel,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +31,10 @@ def average(parser: parsing.CommandParser) -> int:
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     arguments = parser.parse()
 
-    from captioner.checkpoint_writer import save_model
+    from captioner.checkpoint_writer import check_absent, save_model
     from captioner.training.pretrained import average_models
 
-    _check_absent(arguments.output)
+    check_absent(arguments.output)
     model, config, vocabulary = average_models(arguments.models)
     lines = "".join(f"- `{path}`\n" for path in arguments.models)
     card = f"# A captioner model\n\nThe average of the weights of\n\n{lines}"
@@ -159,7 +158,7 @@ def export(parser: parsing.CommandParser) -> int:
     import torch
 
     from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, read_weights
-    from captioner.checkpoint_writer import save_model
+    from captioner.checkpoint_writer import check_absent, save_model
     from captioner.config.validation import validate
     from captioner.export import export_graphs
 
@@ -169,7 +168,7 @@ def export(parser: parsing.CommandParser) -> int:
         show(folder)
         return 0
     folder = model_folder(arguments.checkpoint)
-    _check_absent(arguments.output)
+    check_absent(arguments.output)
     model, config, vocabulary = load_model(folder)
     config = replace(config, decoding=replace(config.decoding, **search))
     validate(config)
@@ -211,8 +210,3 @@ def _folder_to_change(model: str | Path) -> Path:
             f"captioner export {model} DIR makes a copy"
         )
     return folder
-
-
-def _check_absent(folder: Path) -> None:
-    if os.path.exists(folder):  # Path.exists raises for a name that no file can have
-        raise CheckpointError(f"{folder}: already exists; name another folder")

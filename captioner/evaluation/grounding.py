@@ -188,13 +188,9 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
 # github.com/LisaAnne/Hallucination: a line for each of COCO's 80 categories, its name first.
 SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
 # Plurals that no ending gives away.
-IRREGULAR = dict(
-    zip(
-        "men women policemen gentlemen grandchildren geese mice persons".split(),
-        "man woman policeman gentleman grandchild goose mouse person".split(),
-        strict=True,
-    )
-)
+_PLURALS = "men man, women woman, policemen policeman, gentlemen gentleman, geese goose, mice mouse"
+_PLURALS += ", grandchildren grandchild, persons person"
+IRREGULAR = dict(pair.split() for pair in _PLURALS.split(", "))
 # CHAIR's rules for two words that are read as one.
 AGES = frozenset({"baby", "adult"})
 ANIMALS = frozenset("bird cat dog horse sheep cow elephant bear zebra giraffe".split())

@@ -214,15 +214,12 @@ def _scores_of(
     return {name: Scored(float(corpus), list(map(float, images)))}
 
 
-# METEOR and the PTB tokenizer are Java programs, which can hang and so have a time limit.
-
-
 class JavaError(Exception):
     """There is no Java, or a program of it failed or did not end in time."""
 
 
 class Java:
-    """The Java on PATH, whose programs all have to end within a time limit."""
+    """The Java on PATH, whose programs can hang and so share a time limit."""
 
     def __init__(self, time_limit_s: float = 600.0) -> None:
         path = shutil.which("java")
