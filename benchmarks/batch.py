@@ -127,7 +127,7 @@ def small_model(folder: Path) -> Path:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         import tiny
 
-        from captioner.checkpoint import save_model
+        from captioner.checkpoint_writer import save_model
         from captioner.export import export_graphs
 
         save_model(folder, *tiny.model(), card="# A small model\n")

@@ -48,7 +48,7 @@ def _run(arguments: list[str]) -> int:
         print(usage)
         return 0
     if name is not None:
-        from captioner.cli.parsing import unknown_command
+        from captioner.cli.suggestions import unknown_command
 
         usage = f"error: {unknown_command(name, list(COMMANDS))}\n\n{usage}"
     print(usage, file=sys.stderr)

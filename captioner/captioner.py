@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.checkpoint import copy_model, file_sums, model_folder, save_model
+from captioner.checkpoint import file_sums, model_folder
+from captioner.checkpoint_writer import check_absent, copy_model, save_model
 from captioner.config import HardAttentionMode, ModelConfig
-from captioner.data.inputs import ImageInput, as_list, network_input
+from captioner.data.images import ImageInput, as_list, network_input
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines import Engine, EngineName, Precision, open_engine
-from captioner.errors import CheckpointError, ConfigError
+from captioner.errors import ConfigError
 from captioner.generation import Hypothesis, SearchOptions, force_decode, sample, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import CALIBRATOR, Calibrator
@@ -136,8 +137,7 @@ class Captioner:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the loaded folder, or the constructor's model, to a folder that does not exist."""
         folder = Path(folder)
-        if folder.exists():
-            raise CheckpointError(f"{folder}: already exists; name another folder")
+        check_absent(folder)
         if isinstance(self._saved, Path):
             copy_model(self._saved, folder)
             return
@@ -375,8 +375,7 @@ class Captioner:
     def _read(self, images: list[Any]) -> list[tuple[np.ndarray, Geometry]]:
         """Return the network's input and the geometry of each image, read in parallel."""
         read = partial(network_input, transform=self.transform)
-        ready = all(isinstance(image, tuple) for image in images)  # prepared already
-        return list(map(read, images) if ready else prefetch(read, images, self.device))
+        return list(prefetch(read, images, self.device))
 
     def _alone_if_random(self, options: SearchOptions) -> AbstractContextManager[object]:
         """Context in which no other thread samples: an engine has one series of random numbers."""

@@ -1,30 +1,25 @@
-"""Model folders and training state: saved completely or not at all, verified before use.
+"""Model folders and training state: verified before use; `checkpoint_writer` saves them.
 
 A folder holds the files named below and those of other modules, such as a calibrator: all that
 inference needs, and nothing that can run code. Its manifest lists each but the card by SHA-256.
-All functions raise a CheckpointError that says what cannot be read or written, and why.
+All functions raise a CheckpointError that says what cannot be read, and why.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
-import shutil
-import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.config import ModelConfig, from_yaml, to_yaml
-from captioner.data.tokenizer import WordTokenizer, load_tokenizer
+from captioner.config import ModelConfig, from_yaml
+from captioner.data.tokenizer import load_tokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, error_summary
-from captioner.files import TEMPORARY
 
 if TYPE_CHECKING:
     import torch
@@ -63,73 +58,6 @@ def model_folder(model: str | Path) -> Path:
     return best if not (folder / MANIFEST).exists() and (best / MANIFEST).exists() else folder
 
 
-def save_model(
-    folder: Path,
-    model: CaptionModel,
-    config: ModelConfig,
-    vocabulary: Vocabulary,
-    *,
-    card: str,
-    dtype: torch.dtype | None = None,
-    training_state: dict[str, Any] | None = None,
-    extra_files: Mapping[str, bytes] | None = None,
-) -> None:
-    """Write a model folder next to `folder` and rename it into place.
-
-    Args:
-        folder: A folder that was there is kept as `previous` next to it when training state is
-            saved (so that a damaged checkpoint does not end a run), else replaced.
-        config: Settings of inference are saved, those of training not.
-        dtype: Type of the floating-point weights in the file; None is float32.
-        extra_files: Further files by name, such as a calibrator.
-    """
-    import torch
-    from safetensors.torch import save
-
-    if model.encoder.is_folded:
-        raise CheckpointError(
-            "the model is a captioner's copy for inference, whose batch norms are folded; save one "
-            "that captioner.checkpoint.load_model returned"
-        )
-    dtype = dtype or torch.float32
-    inference = ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)})
-    with _replacing_folder(folder, keep=training_state is not None) as temporary:
-        # save_file would make a file that only its owner can read
-        (temporary / WEIGHTS).write_bytes(save(_weights(model, dtype), metadata={"format": "pt"}))
-        (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
-        vocabulary.save(temporary / VOCABULARY)
-        if vocabulary.tokenizer.name != WordTokenizer.name:
-            vocabulary.tokenizer.save(temporary / TOKENIZER)
-        (temporary / CARD).write_text(card, encoding="utf-8")
-        for name, content in (extra_files or {}).items():
-            (temporary / name).write_bytes(content)
-        if training_state is not None:
-            buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
-            torch.save(training_state, buffer)
-            (temporary / STATE).write_bytes(buffer.getbuffer())
-
-
-def stored_type(folder: Path) -> torch.dtype:
-    """Return the type of a verified folder's first floating-point weight; float32 without one."""
-    import torch
-
-    kinds = (value.dtype for value in read_weights(folder).values())
-    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
-
-
-def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Add files to a model folder, or replace them, with a manifest that agrees.
-
-    The folder is replaced as a whole. Other files in it stay, and the manifest does not list them.
-    """
-    sums = verify(folder)
-    with _replacing_folder(folder, keep=False) as temporary:
-        shutil.copytree(folder, temporary, dirs_exist_ok=True)
-        for name, content in files.items():
-            (temporary / name).write_bytes(content)
-        write_manifest(temporary, {*sums, *files})
-
-
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """Return a verified folder's files of other modules; graphs belong to its weights."""
     standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
@@ -163,7 +91,7 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
     import torch
 
     problems = model.load_state_dict(read_weights(folder), strict=False)
-    tied = set(model.state_dict()) - set(_weights(model, torch.float32))
+    tied = set(model.state_dict()) - set(distinct_weights(model, torch.float32))
     missing = [name for name in problems.missing_keys if name not in tied]
     if missing or problems.unexpected_keys:
         odd = [*missing, *problems.unexpected_keys]
@@ -208,21 +136,6 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def clean_run_folder(run: Path) -> None:
-    """Remove what a killed process left in a run folder, which the caller has locked.
-
-    A model that was about to be replaced when the process was killed gets its name back.
-    """
-    for file in run.glob(TEMPORARY):
-        file.unlink()
-    for name in ("best", *CHECKPOINTS):
-        shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
-        aside = run / f".{name}.old"
-        if aside.is_dir() and not (run / name).exists():
-            os.replace(aside, run / name)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
     """Compare every file with the manifest's sums, and return them; a checkpoint `needs_state`."""
     sums = file_sums(folder)
@@ -232,7 +145,7 @@ def verify(folder: Path, *, needs_state: bool = False) -> dict[str, str]:
     for name, expected in sums.items():
         try:
             _check_file(folder / name)
-            digest = _sha256(folder / name)
+            digest = sha256(folder / name)
         except OSError as error:
             raise CheckpointError(
                 f"{folder / name}: cannot be read ({error.strerror or error}); fetch it again"
@@ -278,7 +191,7 @@ def _check_file(path: Path) -> None:
         raise OSError(f"it has {size} bytes")
 
 
-def _weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
+def distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the state with each shared tensor once, floats in `dtype`."""
     state: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -291,82 +204,9 @@ def _weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
     return state
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
-
-
-def copy_model(source: Path, folder: Path) -> None:
-    """Write the files that a model folder's manifest lists, and its card, into another folder."""
-    with _replacing_folder(folder, keep=False) as temporary:
-        for name in (*file_sums(source), CARD):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, temporary / name)
-
-
-@contextmanager
-def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
-    """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
-
-    With `keep` the earlier one stays as `previous`. A CheckpointError says that the disk cannot
-    hold it; the earlier folder is then as it was.
-    """
-    folder = Path(os.path.abspath(folder))  # "." has no name
-    temporary = folder.with_name(f".{folder.name}.writing")
-    # A folder to remove is renamed first, because a kill would leave half of it.
-    aside = folder.with_name("previous" if keep else f".{folder.name}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if not (temporary / MANIFEST).exists():
-            write_manifest(temporary)
-        replaces = folder.exists()
-        if replaces:
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder, aside)
-        try:
-            os.replace(temporary, folder)
-        except BaseException:
-            if replaces:
-                os.replace(aside, folder)
-            raise
-        _fsync(folder.parent)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # or it would keep a full disk full
-        raise CheckpointError(
-            f"{folder}: the checkpoint cannot be written ({error.strerror or error}); "
-            "free some disk or choose another output folder"
-        ) from None
-    if not keep:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    if sys.platform == "win32":  # cannot open folders, nor sync files opened for reading
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
-    """Write the manifest of a folder's files, and wait until everything is on the disk.
-
-    Args:
-        names: The files that it lists; None lists all. Never the card, which people edit.
-    """
-    if names is None:
-        names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
-    names = sorted(names)
-    sums = {name: _sha256(folder / name) for name in names if name != CARD}
-    content = {"format": FORMAT, "sha256": sums}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    for name in (*names, MANIFEST, "."):
-        _fsync(folder / name)

@@ -40,13 +40,10 @@ def error_summary(error: object, *, part: Literal["all", "line", "sentence"] = "
     """Return a library's error message on one line, cut after 300 characters.
 
     Args:
-        error: The exception, or its message.
+        error: The exception, or its message. One without a message is named by its class.
         part: `all` of the message; its first `line`, where stack frames or advice to programmers
             follow; or the first `sentence` of that line, without a place in the source code of
             torch or gloo in front of it.
-
-    Returns:
-        The message, or the name of the exception's class if its message is empty.
 
     >>> error_summary("[/gloo/pair.cc:545] Connection reset. Check the logs.", part="sentence")
     'Connection reset'

@@ -14,7 +14,6 @@ Batch, beams and words so far may have any size; that of the images is the model
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import struct
@@ -27,7 +26,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, add_files, load_model
+from captioner.checkpoint import DESCRIPTION, GRAPHS, WEIGHTS, load_model, sha256
+from captioner.checkpoint_writer import add_files
 from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.generation.beam_search import ATTENDED
@@ -71,7 +71,7 @@ def export_graphs(folder: Path) -> None:
         "format": FORMAT,
         "opset": OPSET,
         "made_with": {"torch": torch.__version__, "onnx": onnx.__version__},
-        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "weights_sha256": sha256(weights),
         **description,
     }
     files[DESCRIPTION] = (json.dumps(description, indent=1) + "\n").encode()

@@ -1,9 +1,4 @@
-"""The log of the package: notes, warnings and progress bars on stderr.
-
-It is Python's own logging with a handler for people, so that a program that uses captioner chooses
-how much it hears: `logging.getLogger("captioner").setLevel("WARNING")` leaves out notes and
-progress bars, as the commands' `--quiet` does; `"DEBUG"` is `--verbose`.
-"""
+"""The log of the package: Python's own, with a handler for people; and progress bars."""
 
 from __future__ import annotations
 
@@ -48,11 +43,7 @@ logger.setLevel(logging.INFO)
 logger.propagate = False  # or a program with a log of its own would show each line twice
 
 
-def shows_notes() -> bool:
-    """Return whether notes and progress bars are shown."""
-    return logger.isEnabledFor(logging.INFO)
-
-
 def progress_bar(iterable: Any = None, *, disable: bool = False, **options: Any) -> tqdm[Any]:
     """Return tqdm's progress bar, which is shown on a terminal unless notes are left out."""
-    return tqdm(iterable, disable=True if disable or not shows_notes() else None, **options)
+    hidden = disable or not logger.isEnabledFor(logging.INFO)
+    return tqdm(iterable, disable=True if hidden else None, **options)

@@ -69,8 +69,8 @@ DECODERS = Registry(
 )
 DATA_FORMATS = Registry(
     "data.format",
-    flickr8k="captioner.data.formats.flickr:flickr8k",
-    flickr30k="captioner.data.formats.flickr:flickr30k",
+    flickr8k="captioner.data.formats.table:flickr8k",
+    flickr30k="captioner.data.formats.table:flickr30k",
     karpathy="captioner.data.formats.coco:karpathy",
     coco="captioner.data.formats.coco:coco",
     imagefolder="captioner.data.formats.table:imagefolder",
@@ -92,7 +92,7 @@ TASKS = Registry(
 METRICS = Registry(
     "metric",
     Bleu="captioner.evaluation.metrics:BLEU",
-    METEOR="captioner.evaluation.java_metrics:METEOR",
+    METEOR="captioner.evaluation.metrics:METEOR",
     ROUGE_L="captioner.evaluation.metrics:ROUGE_L",
     CIDEr="captioner.evaluation.metrics:CIDER",
 )

@@ -131,7 +131,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with random weights: 64 x 96 px, a grid of 2 x 3, twelve words."""
-    from captioner.checkpoint import save_model
+    from captioner.checkpoint_writer import save_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, *tiny.model(), card="# A tiny model\n")
@@ -166,7 +166,7 @@ def model_with_graphs(
 @pytest.fixture(scope="session")
 def tiny_hard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with hard attention."""
-    from captioner.checkpoint import save_model
+    from captioner.checkpoint_writer import save_model
 
     folder = tmp_path_factory.mktemp("models") / "tiny_hard"
     save_model(folder, *tiny.model(select="hard"), card="# A tiny model\n")

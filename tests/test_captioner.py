@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from captioner import Captioner, checkpoint
+from captioner.checkpoint_writer import add_files
 from captioner.data.layouts import read_split
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
@@ -336,7 +337,7 @@ def test_with_a_calibrator_captions_have_a_confidence(
         (0.0,) * count, (1.0,) * count, (1.0,) + (0.0,) * (count - 1), 1.0, 0.4, 0.5
     )
     for _ in range(2):  # the one that is there is replaced
-        checkpoint.add_files(folder, {CALIBRATOR: calibrator.to_json()})
+        add_files(folder, {CALIBRATOR: calibrator.to_json()})
     captioner = Captioner.from_pretrained(folder, device="cpu")
     assert captioner.calibrator == calibrator
     for best in captioner.n_best(paths, 3):

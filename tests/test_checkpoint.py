@@ -19,20 +19,19 @@ from safetensors.torch import load_file
 
 from captioner import checkpoint
 from captioner.checkpoint import (
-    add_files,
-    clean_run_folder,
     file_sums,
     load_model,
     load_training_state,
     read_extra_files,
-    save_model,
     verify,
 )
+from captioner.checkpoint_writer import add_files, save_model, write_manifest
 from captioner.config import ModelConfig
 from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
+from captioner.training.run import clean_run_folder
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]
@@ -65,7 +64,7 @@ def sentence(action: Callable[[], object]) -> str:
 def reseal(folder: Path) -> None:
     """Let the manifest agree with the files, as of a folder that somebody put together."""
     (folder / "manifest.json").unlink()
-    checkpoint.write_manifest(folder)
+    write_manifest(folder)
 
 
 # -------------------------------------------------------------------------------------- round trip

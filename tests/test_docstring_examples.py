@@ -10,8 +10,7 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    "errors types data.tokenizer cli.alt_text cli.parsing visualization.files "
-    "visualization.style".split(),
+    "errors types data.tokenizer cli.alt_text cli.suggestions files visualization.style".split(),
 )
 def test_examples_of_docstrings_hold(module: str) -> None:
     results = doctest.testmod(import_module(f"captioner.{module}"))

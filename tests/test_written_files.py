@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import stat
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from captioner.errors import CaptionerError
-from captioner.files import locked, replacing, save_bytes, writing
+from captioner.files import claim_name, locked, replacing, save_bytes, word_names, writing
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -81,3 +82,34 @@ def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Pat
             other.kill() if kill else other.communicate("go\n")
         with locked(path, wait=False):
             pass
+
+
+@pytest.mark.parametrize(
+    "photos",
+    [
+        ["/p/a.jpg", "/p/a.png", "/p/a.jpg.png"],
+        ["/p/a.JPG", "/p/A.jpg", "/p/a.png"],
+        ["/x/y/a.jpg", "/x-y/a.jpg", "/y/a.jpg", "/x/z/y/a.jpg"],
+    ],
+)
+def test_names_are_distinct_on_every_file_system_in_any_order_and_stay(photos: list[str]) -> None:
+    for order in itertools.permutations(photos):
+        owners: dict[str, str] = {}
+        names = [claim_name(owners, path, Path(path).stem) for path in order]
+        assert names[0] == Path(order[0]).stem
+        assert len({name.casefold() for name in names}) == len(photos)
+        assert not any("/" in name for name in names)
+        assert [claim_name(owners, path, Path(path).stem) for path in order] == names
+
+
+def test_words_become_file_names_that_every_system_takes() -> None:
+    names = word_names("photo.jpg", ["a", "l'été", "../..", "", "<unk>", "x" * 99, "A\x00/b"])
+    assert names == [
+        "photo.jpg.01-a.png",
+        "photo.jpg.02-l-été.png",
+        "photo.jpg.03-word.png",
+        "photo.jpg.04-word.png",
+        "photo.jpg.05-unk.png",
+        f"photo.jpg.06-{'x' * 32}.png",
+        "photo.jpg.07-A-b.png",
+    ]

@@ -15,12 +15,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from captioner.data.formats.table import without_guard
 from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
-from captioner.journal import files_of_others
+from captioner.files import files_of_others
 from captioner.log import logger
 from captioner.storage import accessing, expand, file_system, is_url
 
@@ -150,7 +149,6 @@ def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
                 f"{name}, row {number}: the {column} is {str(photo)[:50]!r}; use a path or URL, "
                 "and write images that the table holds as files"
             )
-        photo = photo if is_url(name) else without_guard(photo, Path(name).parent)
         yield str(record.get("id") or photo), _resolve(name, photo)
     if empty:
         logger.warning(f"{name}: {len(empty)} rows without a {column}, the first is row {empty[0]}")

@@ -38,8 +38,12 @@ from captioner.engines import EngineName, Precision, choose_engine
 from captioner.errors import CaptionerError, ImageError, error_summary, needs_extra
 from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
-from captioner.runtime.device import available_cores, may_have_gpu
-from captioner.runtime.parallel import blocked_interrupts, end_with_parent, prefetch
+from captioner.runtime.parallel import (
+    available_cores,
+    blocked_interrupts,
+    end_with_parent,
+    prefetch,
+)
 from captioner.storage import Folder, absolute, fetch, file_system, is_url
 
 if TYPE_CHECKING:
@@ -242,7 +246,7 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
     One worker is this process; None starts one for each GPU, or else for each core.
     """
     gpus = int(job.device.startswith("cuda"))
-    if job.engine == "torch" and job.device in ("auto", "cuda") and may_have_gpu():
+    if job.engine == "torch" and job.device in ("auto", "cuda"):
         import torch
 
         gpus = torch.cuda.device_count()

@@ -47,10 +47,10 @@ COMMANDS = {
 
 # The modules of those that are not in one of their own name.
 _MODULES = {
-    "score": "caption",
     "finetune": "train",
     "plot": "train",
     "compare": "evaluate",
+    "score": "evaluate",
     "average": "models",
     "calibrate": "models",
     "export": "models",

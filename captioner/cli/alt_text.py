@@ -17,8 +17,7 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from captioner.cli.inputs import STANDARD_INPUT
-from captioner.cli.output import is_withheld
+from captioner.cli.output import STANDARD_INPUT, is_withheld
 from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
 from captioner.log import logger

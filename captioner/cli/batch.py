@@ -6,11 +6,12 @@ Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from captioner.cli import command, parsing, show
 from captioner.errors import DataError, needs_extra
-from captioner.log import printable, shows_notes
+from captioner.log import logger, printable
 
 SHARD_SIZE = 1000
 
@@ -68,7 +69,7 @@ def batch(parser: parsing.CommandParser) -> int:
         shard_size=arguments.shard_size,
         retry_errors=arguments.retry_errors,
     )
-    if shows_notes():
+    if logger.isEnabledFor(logging.INFO):
         show(f"{totals.photos} photos, {totals.errors} failed: {printable(arguments.output)}/parts")
     if not totals.photos:  # of tar files, that shows only when they are read
         raise DataError(f"{arguments.input}: holds no photos")

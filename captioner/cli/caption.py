@@ -1,14 +1,14 @@
-"""Commands that caption photos, or score a caption, and draw the attention to each word."""
+"""The command that captions photos and draws the attention to each word."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import command, inputs, load_captioner, output, parsing, show
+from captioner.cli import command, load_captioner, output, parsing, show
 from captioner.errors import CaptionerError, ImageError
+from captioner.files import files_of_others
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ _OF_WRITE = {
     "xmp_merge": ("xmp",),
     "overwrite": ("txt", "xmp", "csv", "html"),
 }
+_FOLDER = "folder"  # counted next to the suffixes of files
+_MAX_BYTES = 2**28  # of a photo on standard input or at an address
+_DOWNLOAD_TIMEOUT_S = 60.0
+_LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
+_PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
 
 @command
@@ -114,7 +121,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1
     is_sampled, is_compared = "sample" in chosen, "compare" in chosen
-    page = any(map(inputs.is_page, arguments.photos))
+    page = any(map(is_page, arguments.photos))
     rules = [
         ("write", write and is_compared, "takes the captions of one model, so not with --compare"),
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
@@ -181,31 +188,31 @@ class _CaptionRun:
         arguments = self.arguments
         skipped: Counter[str] = Counter()
         drawn = os.path.abspath(arguments.output) if arguments.output else None
-        photos_in = partial(inputs.photos_in, recursive=arguments.recursive, leave_out=drawn)
+        list_photos = partial(photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == inputs.STANDARD_INPUT or (inputs.is_address(name) and arguments.allow_urls):
+            if name == output.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
                 photos.append(name)
-            elif inputs.is_address(name):
+            elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
                 failures = self.failures
-                found = list(photos_in(Path(name), skipped, self._failed))
+                found = list(list_photos(Path(name), skipped, self._failed))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
-            elif Path(name).suffix.lower() in inputs.LISTS and os.path.isfile(name):
+            elif Path(name).suffix.lower() in _LISTS and os.path.isfile(name):
                 self._failed(
                     f"{name}: is a list or an archive; captioner batch {name} --output DIR reads "
                     "lists and tar files, other archives have to be unpacked"
                 )
-            elif not inputs.is_page(name):
+            elif not is_page(name):
                 photos.append(Path(name))
             elif self.texts and "html" in arguments.write:
                 photos += self.texts.images_of(Path(name))
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
-        if sentence := inputs.skipped_sentence(skipped):
+        if sentence := skipped_sentence(skipped):
             logger.info(sentence)
         return list(dict.fromkeys(photos))
 
@@ -253,12 +260,14 @@ class _CaptionRun:
 
     def _caption(self, photos: list[_Photo], models: _Models) -> None:
         """Caption the photos and write the output of each, once its pictures are drawn."""
+        least = self.arguments.min_confidence
         drawing = self.output.processes(len(photos)) if self.output else nullcontext(0)
         bar = progress_bar(total=len(photos), unit="photo", disable=len(photos) == 1)
         with bar, drawing as ahead:
             waiting: deque[Callable[[], None]] = deque()
             for photo, image, found in self._captioned(photos, models, bar.update):
-                shown = self._not_withheld(found)
+                best = [(name, captions[0]) for name, captions in found]
+                shown = [b for b in best if not output.is_withheld(b[1].confidence, least)]
                 drawn = self.output.draw(photo, image, shown) if self.output and shown else None
                 waiting.append(partial(self._write, photo, found, drawn))
                 while len(waiting) > ahead:
@@ -272,7 +281,7 @@ class _CaptionRun:
         self, photos: list[_Photo], models: _Models, failed: Callable[[], object]
     ) -> Iterator[_Captioned]:
         """Open the photos in batches and yield each with its captions by every model."""
-        from captioner.data.inputs import opened
+        from captioner.data.images import opened
         from captioner.runtime.parallel import parallel_map
 
         arguments = self.arguments
@@ -289,18 +298,12 @@ class _CaptionRun:
             found = [list(zip(names, each, strict=True)) for each in zip(*by_model, strict=True)]
             return [(*photo, each) for photo, each in zip(batch, found, strict=True)]
 
-        batches = opened(((p, p) for p in photos), unreadable, device, read=inputs.open_photo)
+        batches = opened(((p, p) for p in photos), unreadable, device, read=open_photo)
         at_random = arguments.sample or any(
             captioner.samples_cells(search.at_test, search.paths) for _, captioner, search in models
         )
         in_order = map(caption, batches) if at_random else parallel_map(caption, batches, device)
         return chain.from_iterable(in_order)
-
-    def _not_withheld(self, found: _Found) -> list[tuple[str, Caption]]:
-        """Return the best caption of each model, if its confidence suffices."""
-        least = self.arguments.min_confidence
-        best = [(name, captions[0]) for name, captions in found]
-        return [each for each in best if not output.is_withheld(each[1].confidence, least)]
 
     def _write(self, photo: _Photo, found: _Found, drawn: Future[Drawn] | None) -> None:
         """Print a photo's captions, by one model or several, and record them."""
@@ -351,63 +354,80 @@ class _CaptionRun:
         logger.warning(str(reason))
 
 
-@command
-def score(parser: parsing.CommandParser) -> int:
-    """Score a caption that you give: the model's attention for each word, and how likely each is.
+def skipped_sentence(skipped: Counter[str]) -> str:
+    """Return how many files and folders were skipped and what to do about it, or ""."""
+    from captioner.data.images import HEIF_SUFFIXES
 
-    The caption that the model writes itself is shown below it.
-    Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
+    parts = []
+    if kinds := sorted(set(skipped) - {_FOLDER}):
+        parts.append(f"skipped files: {skipped.total() - skipped[_FOLDER]} ({', '.join(kinds)})")
+    if HEIF_SUFFIXES & set(skipped):
+        parts.append("to read HEIC, install pillow-heif or convert the photos")
+    if count := skipped[_FOLDER]:
+        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
+    return "; ".join(parts)
+
+
+def photos_in(
+    folder: Path,
+    skipped: Counter[str],
+    failed: Callable[[object], None],
+    *,
+    recursive: bool = False,
+    leave_out: str | None = None,
+) -> Iterator[Path]:
+    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
+
+    What is left out is counted in `skipped`, by suffix, and as _FOLDER the folders. Links to
+    folders are followed, but no folder is gone into twice.
     """
-    parser.add_argument("photo", metavar="PHOTO", help="a photo")
-    help_ = "its caption; with or without quotes"
-    parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
-    parsing.add_model_options(parser, search=False)
-    output.add_output_options(parser)
-    parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
-    arguments = parser.parse()
-    if len(arguments.text) > 1 and any(" " in text for text in arguments.text):
-        parser.error("argument CAPTION: is one caption; score another with a command of its own")
-    arguments.text = " ".join(arguments.text)
-    output.check_output_options(parser, arguments)
+    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
 
+    def unlisted(error: OSError) -> None:
+        failed(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in files_of_others(Path(place), names):
+            suffix = Path(name).suffix.lower()
+            if suffix in suffixes:
+                yield Path(place, name)
+            elif suffix not in _OURS:
+                skipped[printable(suffix) or "no suffix"] += 1
+        shown = (name for name in sorted(folders) if not name.startswith("."))
+        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != leave_out]
+        if not recursive:
+            skipped[_FOLDER] += len(folders)
+            return
+
+
+def open_photo(photo: Path | str) -> Image.Image:
+    """Read the photo at a path or an address, or on standard input, which is `-`."""
     from captioner.data.images import open_image
 
-    photo = Path(arguments.photo)
-    try:
-        image = open_image(photo)
-    except ImageError as error:
-        raise CaptionerError(f"{arguments.photo}: {error}") from None
-    model = parsing.chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
-    (options,) = output.attention_options(arguments, [captioner])
-    caption = captioner.score(image, arguments.text, **options)
-    own = captioner.caption(image, **options)
-    if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
-        logger.info(f"read as unknown words: {', '.join(unknown)}")
-    drawn = [f"{word} (unknown)" if word in unknown else word for word in caption.words]
-    captions = [(str(model), replace(caption, words=drawn))]
-    pictures: list[Path] = []
-    problem = None
-    if arguments.output is not None:
-        from captioner.cli.output_folder import OutputFolder, save_pictures
+    if photo == output.STANDARD_INPUT:
+        content = sys.stdin.buffer.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")
+        return open_image(content)
+    if isinstance(photo, Path):
+        return open_image(photo)
+    from captioner.storage import fetch_image
 
-        # The journal keeps pictures of other photos, and lets caption --resume draw its own again.
-        folder = OutputFolder(arguments, [photo], settings="score")
-        folder.begin()
-        name = folder.names[photo]
-        pictures, problem = save_pictures(name, photo.name, image, captions, arguments)
-        folder.add(photo, {"caption": caption.text, "confidence": caption.confidence}, pictures)
-    if problem:
-        logger.warning(f"{photo}: {problem}")
-    if arguments.json:
-        shown = caption.of_head(arguments.layer, arguments.head)
-        line = {"image": str(photo), **output.caption_content(shown, with_total=True)}
-        line["model_caption"] = output.caption_content(own, with_total=True)
-        if pictures:
-            line["pictures"] = [str(picture) for picture in pictures]
-        show(json.dumps(line))
-    else:
-        note = partial(output.caption_note, with_total=True)
-        show(f"{printable(photo)}: {note(caption)}{output.files_note(pictures)}")
-        show(f"  the model's own: {note(own)}")
-    return 1 if problem else 0
+    # The user chose the address, so it may be one of the user's own network.
+    return open_image(fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True))
+
+
+def is_address(name: str) -> bool:
+    """Return whether an argument is an address by its name."""
+    return "://" in name and not os.path.exists(name)
+
+
+def is_page(name: str) -> bool:
+    """Return whether an argument is a page of HTML or Markdown by its name."""
+    return Path(name).suffix.lower() in _PAGES

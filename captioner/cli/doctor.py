@@ -18,7 +18,8 @@ import captioner
 from captioner.cli import COMMANDS, OF_TRAINING, command, command_main, parsing, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
-from captioner.runtime.device import available_cores, torch_is_installed
+from captioner.runtime.device import torch_is_installed
+from captioner.runtime.parallel import available_cores
 
 OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a line
 # What pip installs, the modules that it brings, and what needs them.

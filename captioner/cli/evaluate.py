@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import command, load_captioner, parsing, show
-from captioner.cli.output import add_at_test
-from captioner.errors import ConfigError, DataError
+from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.files import check_writable, save_bytes
-from captioner.log import logger
+from captioner.log import logger, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     help_ += f"is replaced, or attended cells are deleted (default: {FAITHFULNESS_PHOTOS})"
     add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **count)
     parsing.add_model_options(parser)
-    add_at_test(parser)
+    output.add_at_test(parser)
     arguments = parser.parse()
 
     from captioner.data.layouts import CaptionedData
@@ -288,10 +289,66 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     if arguments.root is not None:
         content = score_file(path, parsing.chosen_data(arguments), arguments.split)
         return content["signature"], ImageScores.of(content["images"])
-    found = read_results(path)
-    if found is None:
-        raise DataError(
-            f"{path} holds captions without scores; name the references with --root DIR, --format "
-            "and --split, or give a file that captioner evaluate --output wrote"
-        )
-    return found
+    return read_results(path)
+
+
+@command
+def score(parser: parsing.CommandParser) -> int:
+    """Score a caption that you give: the model's attention for each word, and how likely each is.
+
+    The caption that the model writes itself is shown below it.
+    Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
+    """
+    parser.add_argument("photo", metavar="PHOTO", help="a photo")
+    help_ = "its caption; with or without quotes"
+    parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
+    parsing.add_model_options(parser, search=False)
+    output.add_output_options(parser)
+    parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
+    arguments = parser.parse()
+    if len(arguments.text) > 1 and any(" " in text for text in arguments.text):
+        parser.error("argument CAPTION: is one caption; score another with a command of its own")
+    arguments.text = " ".join(arguments.text)
+    output.check_output_options(parser, arguments)
+
+    from captioner.data.images import open_image
+
+    photo = Path(arguments.photo)
+    try:
+        image = open_image(photo)
+    except ImageError as error:
+        raise CaptionerError(f"{arguments.photo}: {error}") from None
+    model = parsing.chosen_model(arguments)
+    captioner = load_captioner(model, arguments)
+    (options,) = output.attention_options(arguments, [captioner])
+    caption = captioner.score(image, arguments.text, **options)
+    own = captioner.caption(image, **options)
+    if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
+        logger.info(f"read as unknown words: {', '.join(unknown)}")
+    drawn = [f"{word} (unknown)" if word in unknown else word for word in caption.words]
+    captions = [(str(model), replace(caption, words=drawn))]
+    pictures: list[Path] = []
+    problem = None
+    if arguments.output is not None:
+        from captioner.cli.output_folder import OutputFolder, save_pictures
+
+        # The journal keeps pictures of other photos, and lets caption --resume draw its own again.
+        folder = OutputFolder(arguments, [photo], settings="score")
+        folder.begin()
+        name = folder.names[photo]
+        pictures, problem = save_pictures(name, photo.name, image, captions, arguments)
+        folder.add(photo, {"caption": caption.text, "confidence": caption.confidence}, pictures)
+    if problem:
+        logger.warning(f"{photo}: {problem}")
+    if arguments.json:
+        shown = caption.of_head(arguments.layer, arguments.head)
+        line = {"image": str(photo), **output.caption_content(shown, with_total=True)}
+        line["model_caption"] = output.caption_content(own, with_total=True)
+        if pictures:
+            line["pictures"] = [str(picture) for picture in pictures]
+        show(json.dumps(line))
+    else:
+        note = partial(output.caption_note, with_total=True)
+        show(f"{printable(photo)}: {note(caption)}{output.files_note(pictures)}")
+        show(f"  the model's own: {note(own)}")
+    return 1 if problem else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +31,10 @@ def average(parser: parsing.CommandParser) -> int:
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     arguments = parser.parse()
 
-    from captioner.checkpoint import save_model
+    from captioner.checkpoint_writer import check_absent, save_model
     from captioner.training.pretrained import average_models
 
-    _check_absent(arguments.output)
+    check_absent(arguments.output)
     model, config, vocabulary = average_models(arguments.models)
     lines = "".join(f"- `{path}`\n" for path in arguments.models)
     card = f"# A captioner model\n\nThe average of the weights of\n\n{lines}"
@@ -72,7 +71,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     parsing.add_device_options(parser)
     arguments = parser.parse()
 
-    from captioner.checkpoint import add_files
+    from captioner.checkpoint_writer import add_files
     from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, collect_training, fit
     from captioner.evaluation.results import write_json
@@ -158,14 +157,8 @@ def export(parser: parsing.CommandParser) -> int:
 
     import torch
 
-    from captioner.checkpoint import (
-        CARD,
-        load_model,
-        model_folder,
-        read_extra_files,
-        save_model,
-        stored_type,
-    )
+    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, read_weights
+    from captioner.checkpoint_writer import check_absent, save_model
     from captioner.config.validation import validate
     from captioner.export import export_graphs
 
@@ -175,7 +168,7 @@ def export(parser: parsing.CommandParser) -> int:
         show(folder)
         return 0
     folder = model_folder(arguments.checkpoint)
-    _check_absent(arguments.output)
+    check_absent(arguments.output)
     model, config, vocabulary = load_model(folder)
     config = replace(config, decoding=replace(config.decoding, **search))
     validate(config)
@@ -184,13 +177,17 @@ def export(parser: parsing.CommandParser) -> int:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{card}: cannot be read ({error})") from None
+    dtype = torch.float16
+    if arguments.format == "onnx":  # as they are
+        kinds = (weight.dtype for weight in read_weights(folder).values())
+        dtype = next(kind for kind in kinds if kind.is_floating_point)
     save_model(
         arguments.output,
         model,
         config,
         vocabulary,
         card=text,
-        dtype=torch.float16 if arguments.format == "half" else stored_type(folder),
+        dtype=dtype,
         extra_files=read_extra_files(folder),
     )
     try:
@@ -213,8 +210,3 @@ def _folder_to_change(model: str | Path) -> Path:
             f"captioner export {model} DIR makes a copy"
         )
     return folder
-
-
-def _check_absent(folder: Path) -> None:
-    if os.path.exists(folder):  # Path.exists raises for a name that no file can have
-        raise CheckpointError(f"{folder}: already exists; name another folder")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.visualization import Caption
 
+STANDARD_INPUT = "-"  # in place of a photo
 KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
 COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
 

@@ -26,14 +26,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.checkpoint import MANIFEST
-from captioner.cli.inputs import STANDARD_INPUT
+from captioner.cli.output import STANDARD_INPUT
+from captioner.data.images import png
 from captioner.errors import CaptionerError
-from captioner.files import save_bytes
-from captioner.journal import JOURNAL, read_journal
-from captioner.runtime.device import usable_cores
-from captioner.runtime.parallel import blocked_interrupts, end_with_parent
+from captioner.files import JOURNAL, claim_name, read_journal, save_bytes, word_names
+from captioner.runtime.parallel import blocked_interrupts, end_with_parent, usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
-from captioner.visualization.files import claim_name, png, word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption

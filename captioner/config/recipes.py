@@ -1,4 +1,4 @@
-"""Settings from YAML: recipes, which may name a base, and model folders."""
+"""Recipes: settings of training in YAML files, which may name a base."""
 
 from __future__ import annotations
 
@@ -9,30 +9,15 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from captioner.config.fields import SettingsT, settings_from
+from captioner.config.fields import NO_YAML, settings_from
 from captioner.config.settings import Config, ModelConfig
 from captioner.errors import ConfigError, error_summary
 
 BASE = "base"  # the key that names the recipe, or recipes, that a recipe is based on
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times as fast, where it is built
-_NO_YAML = (ValueError, RecursionError, yaml.YAMLError)  # ValueError: a date that does not exist
 
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section and key
-
-
-def from_yaml(config_class: type[SettingsT], text: str) -> SettingsT:
-    """Return settings from YAML; others keep their defaults."""
-    try:
-        return settings_from(config_class, yaml.safe_load(text))
-    except _NO_YAML as error:
-        raise ConfigError(error_summary(error)) from None
-
-
-def to_yaml(config: ModelConfig) -> str:
-    """Return all settings as YAML, defaults included."""
-    return str(yaml.dump(asdict(config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True))
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -83,7 +68,7 @@ def _read_recipe(path: Path, below: tuple[Path, ...]) -> Sections:
         raise ConfigError(f"{path}: is based on itself, by its base; name another base")
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, *_NO_YAML) as error:
+    except (OSError, *NO_YAML) as error:
         raise ConfigError(f"{path}: cannot be read as YAML ({error_summary(error)})") from None
     document = {} if document is None else document
     bases: Any = document.pop(BASE, None) or [] if isinstance(document, dict) else []

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from captioner.data.vocabulary import START_INDEX
+from captioner.data.vocabulary import Vocabulary
 from captioner.runtime.draws import child_seeds
 
 
@@ -95,7 +95,7 @@ class Batch:
     @property
     def tokens(self) -> Tensor:
         """int64 [N, T], the words read: the start token and all targets but the last."""
-        return F.pad(self.targets[:, :-1], (1, 0), value=START_INDEX)
+        return F.pad(self.targets[:, :-1], (1, 0), value=Vocabulary.start)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device, inputs as floats (images in channels-last layout)."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
-from captioner.journal import files_of_others
+from captioner.files import files_of_others
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES

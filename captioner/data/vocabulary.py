@@ -12,7 +12,6 @@ from captioner.data.tokenizer import Tokenizer, WordTokenizer
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL_TOKENS = (PAD, START, END, UNKNOWN)
-PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX = range(len(SPECIAL_TOKENS))
 
 
 class Vocabulary:
@@ -21,11 +20,9 @@ class Vocabulary:
     Only `end` and words are ever generated.
     """
 
-    pad, start, end, unknown = PAD_INDEX, START_INDEX, END_INDEX, UNKNOWN_INDEX
+    pad, start, end, unknown = range(len(SPECIAL_TOKENS))
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer | None = None) -> None:
-        if len(set(words)) != len(words) or set(words) & set(SPECIAL_TOKENS):
-            raise ValueError("a vocabulary needs distinct words without the special tokens")
         self.tokenizer = tokenizer or WordTokenizer()
         self.tokens = [*SPECIAL_TOKENS, *words]
         self._index = {token: index for index, token in enumerate(self.tokens)}

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError, error_summary
 from captioner.runtime.parallel import blocked_interrupts
-from captioner.runtime.signals import SIGNALS
+from captioner.runtime.processes import SIGNALS
 
 _JOIN_TIMEOUT_S = 5
 
@@ -67,10 +67,6 @@ def load_items(
 
 
 def _ignore_signals(worker: int) -> None:
-    """Leave signals to the main process.
-
-    A signal to the whole process group, as a terminal sends, must not kill a worker that a step is
-    waiting for.
-    """
+    """Leave signals to the main process: a terminal sends them to all, a step waits for workers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GraphEngine, graph_description
 from captioner.errors import CheckpointError, ConfigError
-from captioner.runtime.device import choose_device, may_have_gpu, require_torch, torch_is_installed
+from captioner.runtime.device import choose_device, require_torch, torch_is_installed
 
 if TYPE_CHECKING:
     from captioner.engines.pytorch import TorchEngine
@@ -28,11 +29,6 @@ def choose_engine(
     """Return the description of a folder's graphs, or None for PyTorch.
 
     `auto` takes the graphs on a CPU in float32.
-
-    Raises:
-        CheckpointError: The model is damaged, or has no graphs where they are needed.
-        ConfigError: The engine, the device or the precision cannot be used.
-        CaptionerError: PyTorch is needed and not installed.
     """
     for name, value, accepted in (
         ("engine", engine, get_args(EngineName)),
@@ -60,6 +56,19 @@ def choose_engine(
         require_torch(f"{folder} has no graphs, so it")
     require_torch(f"engine {engine} on {device} in {precision}")
     return None
+
+
+def may_have_gpu() -> bool:
+    """Return whether a GPU's driver is installed; only PyTorch knows whether it can be used."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return False
+    if Path("/dev/kfd").exists():  # of AMD
+        return True
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def open_engine(

@@ -23,7 +23,7 @@ import numpy as np
 from captioner.checkpoint import DESCRIPTION, GRAPHS, MODELS, WEIGHTS
 from captioner.config import HardAttentionMode, ModelConfig
 from captioner.errors import CheckpointError, ConfigError
-from captioner.runtime.device import usable_cores
+from captioner.runtime.parallel import usable_cores
 from captioner.types import Grid, given_mode
 
 FORMAT = 1  # version of the description
@@ -202,14 +202,11 @@ class Graph:
     Args:
         cache: Folder for what was compiled, to start faster the next time; None for none.
         streams: How many calls are computed at once; they share the cores.
-
-    Raises:
-        CheckpointError: OpenVINO cannot compute it, or it names another file than the folder's
-            weights, which would be opened.
     """
 
     def __init__(self, path: Path, cache: Path | None = None, *, streams: int = 1) -> None:
-        # In protobuf: field 1 with 8 letters is the key, field 2 with 17 is the value.
+        # Any other file would be opened. In protobuf: field 1 with 8 letters is the key, field 2
+        # with 17 is the value.
         content, place = path.read_bytes(), b"\n\x08location\x12\x11" + WEIGHTS.encode()
         remedy = "write it anew with captioner export --format onnx, or fetch the model again"
         if content.count(b"\x08location") != content.count(place):

@@ -15,7 +15,7 @@ from captioner.engines import Precision
 from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import usable_cores
+from captioner.runtime.parallel import usable_cores
 from captioner.types import Grid
 
 

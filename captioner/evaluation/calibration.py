@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.inputs import opened
+from captioner.data.images import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import CiderD, tokenize
 from captioner.generation import search
@@ -74,9 +74,6 @@ def collect(
     Args:
         name: Of the data set, for the report and the model folder.
         training: Images whose captions give CIDEr-D's document frequencies.
-
-    Raises:
-        DataError: No image can be read.
     """
     engine = captioner.engine
     rows, texts, references = [], [], []

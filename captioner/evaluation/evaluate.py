@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioner.data.inputs import opened
+from captioner.data.images import opened
 from captioner.data.splits import CaptionedImage
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.evaluation.calibration import calibration_report

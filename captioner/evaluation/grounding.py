@@ -84,7 +84,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
 def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
     """Return a caption with words in place of pieces of words, to find what they name.
 
-    The map of a word is the mean of its pieces' maps, its log-probability their sum.
+    The map of a word is the mean of its pieces' maps. Other figures stay those of the pieces.
     """
     starts = tokenizer.word_starts(caption.words)
     lengths = np.diff([*starts, len(caption.words)])
@@ -94,8 +94,6 @@ def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
         caption,
         words=[tokenizer.join(caption.words[start : start + length]) for start, length in pieces],
         maps=sums / lengths[:, None, None].astype(np.float32),
-        beta=None,
-        log_probs=np.add.reduceat(caption.log_probs, np.array(starts, np.int64)),
     )
 
 
@@ -190,13 +188,9 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
 # github.com/LisaAnne/Hallucination: a line for each of COCO's 80 categories, its name first.
 SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
 # Plurals that no ending gives away.
-IRREGULAR = dict(
-    zip(
-        "men women policemen gentlemen grandchildren geese mice persons".split(),
-        "man woman policeman gentleman grandchild goose mouse person".split(),
-        strict=True,
-    )
-)
+_PLURALS = "men man, women woman, policemen policeman, gentlemen gentleman, geese goose, mice mouse"
+_PLURALS += ", grandchildren grandchild, persons person"
+IRREGULAR = dict(pair.split() for pair in _PLURALS.split(", "))
 # CHAIR's rules for two words that are read as one.
 AGES = frozenset({"baby", "adult"})
 ANIMALS = frozenset("bird cat dog horse sheep cow elephant bear zebra giraffe".split())

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import shutil
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
+from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from captioner.data.checks import has_words
 from captioner.data.tokenizer import begins_unspaced
-from captioner.errors import DataError
+from captioner.evaluation.intervals import meteor
 from captioner.registry import METRICS
 
 PTB_TOKENIZER = "PTB 3.4.1 via pycocoevalcap"
@@ -48,7 +54,7 @@ class Metric:
     Attributes:
         compute: Function of N tokenised captions and the tokenised references of each that returns
             a `Scored` for every name. A tokenised caption is one string, lower-cased, without
-            punctuation. With `needs_java` it also gets a `Java` (java_metrics.py).
+            punctuation. With `needs_java` it also gets a `Java`.
         signature: Program that computes it, with its version.
     """
 
@@ -93,8 +99,6 @@ def score_captions(
         signature says why. `images`: each one's `image_id`, and by metric its `scores` and
         `counts`. `signature`: scorers and their versions, tokenizer, Java, number of images.
     """
-    from captioner.evaluation.java_metrics import Java, JavaError, ptb_tokenize
-
     ids, texts, truths = _align(candidates, references)
     flat = [*texts, *itertools.chain(*truths)]
     signature = {name: metric.signature for name, metric in METRICS.items()}
@@ -141,14 +145,7 @@ def _align(
     candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
 ) -> tuple[list[Any], list[str], list[list[str]]]:
     """Return ids, captions and references in one order, that of the candidates."""
-    if not candidates:
-        raise DataError("there is no caption to score; give at least one")
     truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}
-    for image_id, texts in truths.items():
-        if not texts:
-            raise DataError(
-                f"image {image_id!r} has no reference with words; give one, or leave the image out"
-            )
     return list(candidates), list(candidates.values()), list(truths.values())
 
 
@@ -207,33 +204,106 @@ def bleu_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) 
     }
 
 
-def rouge_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Return ROUGE-L (Lin 2004) with beta 1.2."""
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    return {"ROUGE_L": _compute_score(Rouge(), candidates, references)}
-
-
-def cider_scores(candidates: Sequence[str], references: Sequence[Sequence[str]]) -> MetricTable:
-    """Return CIDEr-D (Vedantam et al. 2015), sigma 6, document frequencies of these references."""
-    from pycocoevalcap.cider.cider import Cider
-
-    return {"CIDEr": _compute_score(Cider(), candidates, references)}
-
-
-def _compute_score(
-    scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]]
-) -> Scored:
+def _scores_of(
+    scorer: str, name: str, candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> MetricTable:
+    """Return what a scorer of pycocoevalcap, `module:class`, computes under this name."""
     truths = {index: list(texts) for index, texts in enumerate(references)}
     found = {index: [text] for index, text in enumerate(candidates)}
-    corpus, images = scorer.compute_score(truths, found)
-    return Scored(float(corpus), list(map(float, images)))
+    corpus, images = resolve_name(f"pycocoevalcap.{scorer}")().compute_score(truths, found)
+    return {name: Scored(float(corpus), list(map(float, images)))}
+
+
+class JavaError(Exception):
+    """There is no Java, or a program of it failed or did not end in time."""
+
+
+class Java:
+    """The Java on PATH, whose programs can hang and so share a time limit."""
+
+    def __init__(self, time_limit_s: float = 600.0) -> None:
+        path = shutil.which("java")
+        if path is None:
+            raise JavaError("no Java on PATH")
+        self.path, self.time_limit_s = path, time_limit_s
+        self.deadline = time.monotonic() + time_limit_s
+        found = re.search('version "([^"]+)"', self.run("-version").stderr)
+        self.version = found[1] if found else "unknown"  # such as 17.0.15
+
+    def run(self, *arguments: str, source: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program to its end, with `source` as its standard input."""
+        try:
+            done = subprocess.run(
+                [self.path, *arguments],
+                input=source,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=max(0.0, self.deadline - time.monotonic()),
+            )
+        except subprocess.TimeoutExpired:
+            raise JavaError(f"not finished within {self.time_limit_s:g} s") from None
+        if done.returncode:
+            reason = done.stderr.strip().rpartition("\n")[2]
+            raise JavaError(f"{self.path} ended with code {done.returncode}: {reason}")
+        return done
+
+
+def ptb_tokenize(texts: Sequence[str], java: Java) -> list[str]:
+    """Tokenise captions with pycocoevalcap's PTBTokenizer and its list of punctuation.
+
+    pycocoevalcap's own wrapper writes a file into its installed folder, which may be read-only, and
+    loses the last captions when they are empty.
+    """
+    from pycocoevalcap.tokenizer import ptbtokenizer
+
+    jar = Path(ptbtokenizer.__file__).with_name(ptbtokenizer.STANFORD_CORENLP_3_4_1_JAR)
+    program = ("-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer")
+    options = ("-preserveLines", "-lowerCase", "-encoding", "UTF-8")
+    # The closing line feed keeps a last caption that is empty.
+    source = "".join(clean(text) + "\n" for text in texts)
+    lines = java.run(*program, *options, source=source).stdout.removesuffix("\n").split("\n")
+    if len(lines) != len(texts):
+        raise JavaError(f"PTBTokenizer gave {len(lines)} lines for {len(texts)} captions")
+    removed = set(ptbtokenizer.PUNCTUATIONS)
+    return [" ".join(w for w in line.rstrip().split(" ") if w not in removed) for line in lines]
+
+
+def meteor_scores(
+    candidates: Sequence[str], references: Sequence[Sequence[str]], java: Java
+) -> MetricTable:
+    """Return METEOR 1.5 for English (Denkowski and Lavie 2014) of tokenised captions.
+
+    The program counts what matches; `intervals.meteor` makes scores of the counts. pycocoevalcap's
+    own wrapper hangs when the program says much on standard error, which it does not read.
+    """
+    from pycocoevalcap.meteor import meteor as pycocoevalcap_meteor
+
+    jar = Path(pycocoevalcap_meteor.__file__).with_name(pycocoevalcap_meteor.METEOR_JAR)
+    program = ("-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", str(jar))
+    pairs = zip(references, candidates, strict=True)
+    source = "".join(" ||| ".join(("SCORE", *truths, text)) + "\n" for truths, text in pairs)
+    done = java.run(*program, "-", "-", "-stdio", "-l", "en", "-norm", source=source)
+    try:
+        rows = [line.split() for line in done.stdout.splitlines()]
+        counts = np.array(rows, float).reshape(len(candidates), 23)
+    except ValueError as error:
+        raise JavaError(f"METEOR gave no counts of the words: {error}") from error
+    # METEOR neither penalises nor adds up the chunk of a perfect match.
+    perfect = (counts[:, 0:2] == counts[:, 21:23]).all(1) & (counts[:, 20] == 1)
+    counts[perfect, 20] = 0
+    scores = meteor(counts).tolist()
+    return {"METEOR": Scored(float(meteor(counts.sum(0))), scores, counts.tolist())}
 
 
 BLEU = Metric(("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4"), bleu_scores)
-ROUGE_L = Metric(("ROUGE_L",), rouge_scores)
+METEOR = Metric(("METEOR",), meteor_scores, f"METEOR 1.5 via {PACKAGE}", needs_java=True)
+# ROUGE-L (Lin 2004) has beta 1.2, CIDEr-D (Vedantam et al. 2015) has sigma 6.
+ROUGE_L = Metric(("ROUGE_L",), partial(_scores_of, "rouge.rouge:Rouge", "ROUGE_L"))
 CIDER = Metric(
-    ("CIDEr",), cider_scores, f"{PACKAGE} (CIDEr-D, document frequencies of these references)"
+    ("CIDEr",),
+    partial(_scores_of, "cider.cider:Cider", "CIDEr"),
+    f"{PACKAGE} (CIDEr-D, document frequencies of these references)",
 )
 
 

@@ -31,14 +31,14 @@ def digest_of(names: Mapping[Any, str], references: Mapping[Any, Sequence[str]])
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
-def read_results(path: Path) -> tuple[dict[str, Any], ImageScores] | None:
-    """Return the signature of results, and the scores of each image, for comparisons.
-
-    None stands for a file without scores, such as a list of captions.
-    """
+def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
+    """Return the signature of results, and the scores of each image, for comparisons."""
     content = read_json(path) if path.suffix.lower() == ".json" else None
     if not isinstance(content, dict) or not {"images", "signature"} <= content.keys():
-        return None
+        raise DataError(
+            f"{path} holds captions without scores; name the references with --root DIR, --format "
+            "and --split, or give a file that captioner evaluate --output wrote"
+        )
     return content["signature"], ImageScores.of(content["images"])
 
 

@@ -88,9 +88,6 @@ def search(
     Returns:
         For each image up to `num_captions` hypotheses (of `beam_size` at most), best first. If none
         has finished after `max_words` words, the running captions as they are.
-
-    Raises:
-        CheckpointError: The model's output is not a number.
     """
     with without_gradients(grid.features):
         if graphs is not None:

@@ -148,11 +148,7 @@ class Calibrator:
 
     @classmethod
     def from_json(cls, data: bytes) -> Calibrator:
-        """Read the content of `calibrator.json`.
-
-        Raises:
-            CheckpointError: It is no calibrator, or one of other features.
-        """
+        """Read the content of `calibrator.json`."""
         try:
             content = json.loads(data)
             found = {f.name: content[f.name] for f in fields(cls) if f.name in content}
@@ -163,9 +159,6 @@ class Calibrator:
             calibrator = cls(**found)
             if not set(calibrator.features) <= {*FEATURES, *EARLIER_FEATURES}:
                 raise ValueError(f"its features are {', '.join(calibrator.features)}")
-            count = len(calibrator.features) + len(calibrator.directions)
-            count += bool(calibrator.direction)
-            calibrator.probabilities(np.zeros((1, count)))  # raises for other counts of numbers
             return calibrator
         except (LookupError, TypeError, ValueError) as error:
             raise CheckpointError(

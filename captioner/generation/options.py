@@ -34,18 +34,12 @@ REPEATED = (
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How captions are written.
+    """How captions are written; what is not named here is as in `DecodingConfig`.
 
     Attributes:
-        beam_size: K, unfinished captions kept; 1 is greedy search.
-        max_words: Words after which captions are cut off. A finished one has fewer.
-        min_words: Words before which no caption ends.
-        length_penalty: p: captions rank by log P(y) / |y| ** p, |y| counting the end token.
-        no_repeat_ngram: n: no sequence of n words comes twice in a caption; 0 allows all.
         no_repeat_around: Phrases of word indices: the word before one does not come again right
             after it. The empty phrase keeps a word from coming twice in a row.
         repeatable: The only words that may come twice in a caption, as indices; None: all may.
-        stop: When the search ends: `first` or `bound`, see `captioner.generation.search`.
         at_test: How hard attention chooses its cell; None is the model's way.
         paths: With hard attention, also sample this many sequences of cells for the same words.
         num_captions: Captions of each image, best first; a search finds up to `beam_size`.

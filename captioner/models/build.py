@@ -35,10 +35,6 @@ def build_model(
 
     Args:
         pretrained: False leaves the backbone's weights random: those of a model folder follow.
-
-    Raises:
-        ConfigError: A setting cannot be used.
-        WeightsError: Pretrained weights cannot be had.
     """
     validate(config)
     preprocess = config.preprocess

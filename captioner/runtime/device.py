@@ -1,14 +1,9 @@
-"""The device that a command runs on, chosen when it runs and never at import, and its cores."""
+"""The device that a command runs on, chosen when it runs and never at import."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
-import math
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
@@ -18,7 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_CGROUP = Path("/sys/fs/cgroup")
 GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
 
 
@@ -33,19 +27,6 @@ def require_torch(purpose: str) -> None:
 def torch_is_installed() -> bool:
     """Return whether PyTorch can be imported, without importing it."""
     return importlib.util.find_spec("torch") is not None
-
-
-def may_have_gpu() -> bool:
-    """Return whether a GPU's driver is installed; only PyTorch knows whether it can be used."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
-        return False
-    if Path("/dev/kfd").exists():  # of AMD
-        return True
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -117,21 +98,3 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def available_cores(cgroup: Path = _CGROUP) -> int:
-    """Count the cores by affinity and by the quota of the control group (version 2)."""
-    affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        return min(cores, max(1, math.ceil(float(quota) / float(period))))
-    except (OSError, ValueError):  # no control groups, or "max"
-        return cores
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Count the cores for the threads of this process: those available, or OMP_NUM_THREADS."""
-    cores = available_cores(cgroup)
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return min(cores, int(given)) if given.isdecimal() and int(given) else cores

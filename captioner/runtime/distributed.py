@@ -1,28 +1,16 @@
-"""One training run in several processes, as torchrun starts them; identities in a single one."""
+"""What the processes of a training run exchange in a step; identities in a single process."""
 
 from __future__ import annotations
 
-import logging
-import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
-
-from captioner.errors import CaptionerError, ConfigError, error_summary
-from captioner.log import logger
-
-JOIN_WITHIN = timedelta(minutes=5)
-# Without a message, after which a process counts as lost; one that ended is noticed at once.
-LOST_AFTER = timedelta(minutes=30)
 
 Result = TypeVar("Result")
 
@@ -35,69 +23,6 @@ def world_size() -> int:
 def rank() -> int:
     """Return the number of this process, from 0; process 0 writes, logs and reports."""
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-@contextmanager
-def processes(device: str) -> Iterator[None]:
-    """Join the processes that torchrun started, or none, and leave them at the end.
-
-    Process 0 says what all find: of the others, notes, warnings and progress bars are left out.
-
-    Args:
-        device: `train.device`; unless it is `cpu`, each process takes a GPU of its own.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
-        return
-    backend = "gloo"
-    if device != "cpu" and torch.cuda.is_available():
-        # without torchrun: all processes on one machine
-        local = int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
-        gpus = torch.cuda.device_count()
-        if ":" in device:
-            raise ConfigError(f"train.device: {device} is one GPU; use cuda with several processes")
-        if local >= gpus:
-            raise ConfigError(f"--nproc-per-node: this machine has {gpus} GPUs; use {gpus} or less")
-        torch.cuda.set_device(local)
-        backend = "cpu:gloo,cuda:nccl"
-    _join(backend)
-    if rank() > 0:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
-            raise
-        reason = error_summary(error, part="sentence")
-        raise CaptionerError(
-            f"another process of this run ended or cannot be reached ({reason}); go on with "
-            "--resume, which torchrun does by itself with --max-restarts N"
-        ) from None
-    finally:
-        dist.destroy_process_group()
-
-
-def _join(backend: str) -> None:
-    """Make the process group of the run, once all its processes have come."""
-    try:
-        store, number, count = next(rendezvous("env://", timeout=JOIN_WITHIN))
-        # Each attempt has names of its own: processes that torchrun started again would otherwise
-        # find the addresses of the earlier ones.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"captioner attempt {attempt}", store)  # type: ignore[attr-defined]
-        # Not in init_process_group, which would wait for them as long as for a result.
-        store.set(f"joined {number}", "")
-        store.wait([f"joined {each}" for each in range(count)], JOIN_WITHIN)
-        dist.init_process_group(
-            backend, store=store, rank=number, world_size=count, timeout=LOST_AFTER
-        )
-    except (RuntimeError, ValueError) as error:
-        reason = error_summary(error, part="sentence")
-        raise CaptionerError(
-            f"the {os.environ['WORLD_SIZE']} processes of this run did not all join within "
-            f"{JOIN_WITHIN.total_seconds():g} s ({reason}); start each of them, which torchrun "
-            "does, with the same MASTER_ADDR and MASTER_PORT"
-        ) from None
 
 
 def parallel(module: nn.Module, *, compress: bool = False) -> Any:
@@ -142,7 +67,7 @@ def mean_over_processes(value: Tensor) -> Tensor:
     return total / world_size()
 
 
-def _from_all(value: Result) -> list[Result]:
+def from_all(value: Result) -> list[Result]:
     """Return the value of each process."""
     values: list[Any] = [value] * world_size()
     if world_size() > 1:
@@ -152,44 +77,6 @@ def _from_all(value: Result) -> list[Result]:
 
 def mean_by_name(values: Mapping[str, float]) -> dict[str, float]:
     """Return the mean over the processes of each value; one that a process lacks counts as 0."""
-    given = _from_all(dict(values))
+    given = from_all(dict(values))
     names = dict.fromkeys(name for each in given for name in each)
     return {name: sum(each.get(name, 0.0) for each in given) / len(given) for name in names}
-
-
-def gathered(values: Sequence[Result]) -> list[Result]:
-    """Return the values of all processes, in turns: undoes `values[rank() :: world_size()]`."""
-    shares = _from_all(list(values))
-    joined: list[Any] = [None] * sum(map(len, shares))
-    for number, share in enumerate(shares):
-        joined[number :: len(shares)] = share
-    return joined
-
-
-def from_first_process(function: Callable[[], Result]) -> Result:
-    """Return in all processes what a function returns in process 0, the only one to call it.
-
-    Errors are as of `in_all_processes`.
-    """
-    result: Any = in_all_processes(lambda: function() if rank() == 0 else None)
-    return _from_all(result)[0]
-
-
-def in_all_processes(function: Callable[[], Result]) -> Result:
-    """Call a function in all processes, and go on if it raised an error in none.
-
-    Raises:
-        CaptionerError: In the first process that raised one.
-        SystemExit: In all others, so that a mistake is reported once.
-    """
-    if world_size() == 1:
-        return function()
-    error: CaptionerError | None = None
-    try:
-        result = function()
-    except CaptionerError as raised:
-        error = raised
-    for process, first in enumerate(_from_all(error)):
-        if first is not None:
-            raise (error if error and process == rank() else SystemExit(2)) from None
-    return result

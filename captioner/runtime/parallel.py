@@ -1,7 +1,8 @@
-"""Parallel passes over a model, and prefetching of the images they read."""
+"""The cores of this machine, parallel passes over a model, and prefetching of images."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -11,22 +12,34 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
-from typing import Protocol, TypeVar
-
-from captioner.runtime.device import usable_cores
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 PASSES = 2  # in parallel; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU
+_CGROUP = Path("/sys/fs/cgroup")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Device: TypeAlias = Any  # a `torch.device`, or without PyTorch an object of the type `cpu`
 
 
-class Device(Protocol):
-    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores by affinity and by the quota of the control group (version 2)."""
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return min(cores, max(1, math.ceil(float(quota) / float(period))))
+    except (OSError, ValueError):  # no control groups, or "max"
+        return cores
 
-    @property
-    def type(self) -> str: ...
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Count the cores for the threads of this process: those available, or OMP_NUM_THREADS."""
+    cores = available_cores(cgroup)
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(cores, int(given)) if given.isdecimal() and int(given) else cores
 
 
 @contextmanager

@@ -3,5 +3,3 @@
 A request passes the middlewares of `security` and a route of `app`. `requests` reads its body;
 `app` decodes the photo in a thread, runs the model (`batching`) and draws pictures.
 """
-
-from __future__ import annotations

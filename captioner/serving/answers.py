@@ -46,12 +46,15 @@ class Problem(HTTPException):
         self.errors = errors
 
     def document(self) -> dict[str, Any]:
+        # RFC 9457, section 4.2.1: without a type of its own, the title is the status's phrase.
+        title, status = HTTPStatus(self.status_code).phrase, self.status_code
+        more = {"errors": self.errors} if self.errors else {}
         return {
-            "type": "about:blank",  # RFC 9457, section 4.2.1: the title is the status's phrase
-            "title": HTTPStatus(self.status_code).phrase,
-            "status": self.status_code,
+            "type": "about:blank",
+            "title": title,
+            "status": status,
             "detail": self.detail,
-        } | ({"errors": self.errors} if self.errors else {})
+        } | more
 
     def response(self) -> JSONResponse:
         return JSONResponse(

@@ -161,7 +161,6 @@ def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
     The captions that fill it up have no words and so no weight in any loss; their image is the
     first. Images that fill it up are empty.
     """
-
     sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
     sizes |= dict.fromkeys(("image_index", "weights", "seeds", "lengths"), captions)
     tensors: dict[str, Any] = {

@@ -12,25 +12,19 @@ from typing import Any
 import torch
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import (
-    CHECKPOINTS,
-    CONFIG,
-    MANIFEST,
-    add_files,
-    clean_run_folder,
-    load_model,
-    verify,
-)
+from captioner.checkpoint import CHECKPOINTS, CONFIG, MANIFEST, load_model, verify
+from captioner.checkpoint_writer import add_files
 from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, collect_training, fit
-from captioner.files import locked_folder, save_bytes
+from captioner.files import TEMPORARY, locked_folder, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import choose_device
-from captioner.runtime.distributed import from_first_process, in_all_processes, processes, rank
+from captioner.runtime.distributed import rank
+from captioner.runtime.processes import from_first_process, in_all_processes, processes
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import validate, validation_decoding
@@ -99,6 +93,21 @@ def _begin(
     )
     clean_run_folder(run)
     return _whole_checkpoint(run) if resume else None, config.hard.reward
+
+
+def clean_run_folder(run: Path) -> None:
+    """Remove what a killed process left in a run folder, which the caller has locked.
+
+    A model that was about to be replaced when the process was killed gets its name back.
+    """
+    for file in run.glob(TEMPORARY):
+        file.unlink()
+    for name in ("best", *CHECKPOINTS):
+        shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
+        aside = run / f".{name}.old"
+        if aside.is_dir() and not (run / name).exists():
+            os.replace(aside, run / name)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def holds_a_run(run: Path) -> bool:

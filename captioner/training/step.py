@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.config.settings import OptimConfig
 from captioner.data.batch import Batch
 from captioner.runtime.distributed import mean_by_name, mean_over_processes
-from captioner.runtime.signals import DeferredInterrupts
+from captioner.runtime.processes import DeferredInterrupts
 from captioner.training.task import LossOutput, TrainingTask
 
 

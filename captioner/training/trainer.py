@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
-from captioner.checkpoint import load_training_state, save_model
+from captioner.checkpoint import load_training_state
+from captioner.checkpoint_writer import save_model
 from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import autocast, available_cores
-from captioner.runtime.distributed import from_first_process, parallel, rank, world_size
+from captioner.runtime.device import autocast
+from captioner.runtime.distributed import parallel, rank, world_size
 from captioner.runtime.draws import seed_of
-from captioner.runtime.signals import DeferredInterrupts
+from captioner.runtime.parallel import available_cores
+from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.run_log import RunLog, model_card

@@ -25,8 +25,9 @@ from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.log import logger
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import GraphCache
-from captioner.runtime.distributed import from_first_process, gathered, rank, world_size
+from captioner.runtime.distributed import rank, world_size
 from captioner.runtime.parallel import prefetch
+from captioner.runtime.processes import from_first_process, gathered
 from captioner.visualization import Caption, attention_sheet
 
 BATCH_SIZE = 25  # images; on a GPU, where the time is that of starting kernels, GPU_BATCH_SIZE

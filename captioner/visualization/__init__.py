@@ -1,7 +1,6 @@
 """Attention maps drawn over their image: overlays, sheets, pages, animations, files."""
 
 from captioner.visualization.caption import Caption, caption_from_arrays
-from captioner.visualization.overlay import overlay
 from captioner.visualization.sheet import (
     attention_sheet,
     caption_gif,

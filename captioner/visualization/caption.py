@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from captioner.data.images import open_image, upright_rgb
+from captioner.data.images import open_image, png, upright_rgb
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.files import save_bytes
 from captioner.types import Geometry
-from captioner.visualization.files import png
 from captioner.visualization.sheet import attention_sheet, caption_gif, vector_sheet
 from captioner.visualization.style import Style
 

@@ -25,7 +25,6 @@ from captioner.visualization.style import (
     RIMS_IN_MARK,
     Layers,
     OverlayStyle,
-    Style,
     scale_levels,
     scale_octaves,
 )
@@ -129,18 +128,16 @@ def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
     heat = smooth_heat = attention_heat(cells, caption.geometry, size)
     if not layers.style.smooth:
         heat = attention_heat(cells, caption.geometry, size, smooth=False)
-    picture = _paint(layers, heat, smooth_heat)
+    picture = paint(layers, heat, smooth_heat)
     draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *size))
     return picture
 
 
-def overlay(image: Image.Image, heat: np.ndarray, style: Style = None) -> Image.Image:
-    """Return an image with heat over it: [height, width], in multiples of uniform attention."""
-    return _paint(Layers(image.convert("RGB"), OverlayStyle.of(style)), heat, heat)
+def paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
+    """Return the layers by heat, with the lines of the smooth heat where the style has them.
 
-
-def _paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
-    """Return the layers by heat, with the lines of the smooth heat where the style has them."""
+    Heat is [height, width], in multiples of uniform attention.
+    """
     above, alpha = layers.above(scale_levels(scale_octaves(heat)))
     picture = layers.base.copy()
     picture.paste(above, mask=alpha)

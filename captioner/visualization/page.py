@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from captioner.visualization.files import data_url
+from captioner.data.images import data_url
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import KEY, NOTES, Named
 from captioner.visualization.style import OverlayStyle, Style, viewer_tables

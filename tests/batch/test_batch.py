@@ -51,7 +51,7 @@ def test_rows_are_what_the_captioner_gives(
 def test_what_hard_attention_draws_depends_on_the_shard_alone(
     engine: EngineName, collection: Path, tmp_path: Path
 ) -> None:
-    from captioner.checkpoint import save_model
+    from captioner.checkpoint_writer import save_model
     from captioner.export import export_graphs
 
     save_model(tmp_path / "model", *tiny.model(select="hard", at_test="sample"), card="")

@@ -18,11 +18,11 @@ from programs import Commands, ProgramResult
 
 from captioner.batch.inputs import input_rows
 from captioner.cli.caption import caption as main
-from captioner.cli.inputs import photos_in, skipped_sentence
+from captioner.cli.caption import photos_in, skipped_sentence
 from captioner.data.image_finder import list_files
 from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
-from captioner.journal import JOURNAL, read_journal
+from captioner.files import JOURNAL, read_journal
 
 
 @pytest.fixture

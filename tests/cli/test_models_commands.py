@@ -10,7 +10,8 @@ import torch
 from programs import Commands, ProgramResult
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import load_model, save_model
+from captioner.checkpoint import load_model
+from captioner.checkpoint_writer import save_model
 
 
 def average(commands: Commands, *arguments: object) -> ProgramResult:

@@ -6,7 +6,7 @@ import pytest
 from programs import Commands
 
 from captioner.cli import COMMANDS
-from captioner.cli.parsing import _REMOVED
+from captioner.cli.suggestions import _REMOVED
 
 MEANT = [
     ("caption a.jpg --beam_size 5", "--beam-size"),

@@ -285,7 +285,7 @@ def own_table(root: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "caption", "confidence"])
-    writer.writerows([f"'@{n:02d}.jpg", CAPTIONS[n][0], "0.5"] for n in CAPTIONS)
+    writer.writerows([f"./@{n:02d}.jpg", CAPTIONS[n][0], "0.5"] for n in CAPTIONS)
     write(root / "captions.csv", text.getvalue())
 
 

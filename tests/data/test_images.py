@@ -13,10 +13,13 @@ import numpy as np
 import pillow_heif
 import pytest
 import tiny
+import torch
 from PIL import Image
 
-from captioner.data.images import IMAGE_FORMATS, open_image
+from captioner.data import images
+from captioner.data.images import IMAGE_FORMATS, open_image, opened, png
 from captioner.errors import ImageError
+from captioner.runtime import parallel as passes
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -278,3 +281,38 @@ def test_mutated_images_are_read_or_refused(count: int, form: str) -> None:
             refused += 1
         assert time.process_time() - began < 10
     assert refused > 0
+
+
+def test_a_png_reads_back_as_the_same_pixels() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+    with Image.open(io.BytesIO(png(image))) as back:
+        assert back.format == "PNG"
+        assert back.tobytes() == image.tobytes()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_batches_keep_the_order_and_leave_out_unreadable_photos(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing touches the GPU: for it, photos are read by several threads."""
+    monkeypatch.setattr(passes, "usable_cores", lambda: 4)
+    monkeypatch.setattr(images, "BATCH_IMAGES", 3)
+    paths = [tmp_path / f"{number}.png" for number in range(10)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+    paths[4].write_bytes(b"no photo")
+    paths[7].unlink()
+    failed: list[tuple[int, str]] = []
+    batches = list(
+        opened(
+            enumerate(paths),
+            lambda key, error: failed.append((key, str(error))),
+            torch.device(device),
+        )
+    )
+    assert [[key for key, _ in batch] for batch in batches] == [[0, 1, 2], [3, 5, 6], [8, 9]]
+    for key, image in (pair for batch in batches for pair in batch):
+        assert np.asarray(image)[0, 0].tolist() == [key, 0, 0]
+    assert [key for key, _ in failed] == [4, 7]
+    assert "not a photo" in failed[0][1]
+    assert failed[1][1] == "no such file"

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from captioner import Captioner
-from captioner.checkpoint import model_folder, write_manifest
+from captioner.checkpoint import model_folder
+from captioner.checkpoint_writer import write_manifest
 from captioner.config import AttentionConfig, DecoderConfig, HardAttentionMode
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.graphs import GRAPHS, Graph, GraphDecoder

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.checkpoint import save_model
+from captioner.checkpoint_writer import save_model
 from captioner.config import ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.pytorch import TorchEngine

@@ -14,7 +14,8 @@ from matplotlib.cbook import get_sample_data
 from PIL import Image
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import MODELS, write_manifest
+from captioner.checkpoint import MODELS
+from captioner.checkpoint_writer import write_manifest
 from captioner.errors import CheckpointError
 
 PHOTO = get_sample_data("grace_hopper.jpg", asfileobj=False)

@@ -51,7 +51,7 @@ def test_meteor_of_any_multiset_of_images_follows_from_summed_counts() -> None:
     """Of pycocoevalcap's own METEOR, which scores what it counts."""
     from pycocoevalcap.meteor.meteor import Meteor
 
-    from captioner.evaluation.java_metrics import Java, meteor_scores
+    from captioner.evaluation.metrics import Java, meteor_scores
 
     candidates, references = sentences(1, 40)
     candidates[3] = references[3][0]  # a perfect one: a single chunk is no fragmentation

@@ -38,9 +38,7 @@ def test_scores_of_each_image_come_back_and_give_the_whole(
     path = tmp_path / "new" / "folder" / "results.json"
     write_json(path, results)
     assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
-    found = read_results(path)
-    assert found is not None
-    signature, images = found
+    signature, images = read_results(path)
     assert signature == results["signature"]
     assert signature["beam_size"] == 5
     assert images.image_ids == [7, 3, 9]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.runtime.device import usable_cores
+from captioner.runtime.parallel import usable_cores
 
 
 @pytest.fixture(autouse=True)

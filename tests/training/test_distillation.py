@@ -10,7 +10,8 @@ import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import load_model, save_model
+from captioner.checkpoint import load_model
+from captioner.checkpoint_writer import save_model
 from captioner.config.settings import Config
 from captioner.errors import ConfigError
 from captioner.training import train

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from captioner.checkpoint import save_model
+from captioner.checkpoint_writer import save_model
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import build_model
 from captioner.models.model import CaptionModel

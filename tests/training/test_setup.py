@@ -12,7 +12,8 @@ import tiny
 import torch
 from PIL import Image
 
-from captioner.checkpoint import load_model, save_model
+from captioner.checkpoint import load_model
+from captioner.checkpoint_writer import save_model
 from captioner.config.settings import Config, SourceConfig
 from captioner.data.images import open_image
 from captioner.errors import CheckpointError, ConfigError, DataError

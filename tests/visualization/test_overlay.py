@@ -16,7 +16,7 @@ from captioner.types import Geometry
 from captioner.visualization.overlay import (
     attention_heat,
     draw_marks,
-    overlay,
+    paint,
     peaks,
     resize_captioned,
 )
@@ -25,6 +25,7 @@ from captioner.visualization.style import (
     LINE_COLOUR,
     PATH_COLOURS,
     STYLES,
+    Layers,
     OverlayStyle,
     colour_table,
 )
@@ -157,6 +158,10 @@ def marked(caption, index, size=(900, 700)):
     picture = Image.new("RGB", size)
     draw_marks(ImageDraw.Draw(picture), caption, index, (0, 0, *size))
     return np.asarray(picture)
+
+
+def overlay(image, heat, style=None):
+    return paint(Layers(image, OverlayStyle.of(style)), heat, heat)
 
 
 @pytest.mark.parametrize("heat", [0.3, 1.0, 3.0, 12.0])

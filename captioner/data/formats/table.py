@@ -1,4 +1,4 @@
-"""Tables of images and captions, Hugging Face's imagefolder among them."""
+"""Tables of images and captions, Hugging Face's imagefolder and the Flickr data sets among them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognise
 from captioner.data.records import (
     CAPTION_COLUMNS,
     IMAGE_COLUMNS,
+    numbered_lines,
     quoted,
     table_records,
     usual_column,
@@ -28,7 +30,6 @@ _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".p
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
 _ANSWERS = ("gpt", "assistant")  # whose turns of a conversation are captions
-_FORMULA = tuple("=+-@\t\r")  # before which `--write csv` puts a quote
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
 
@@ -79,6 +80,47 @@ def imagefolder(data: DataFiles) -> Recognised | None:
 
     title = f"Hugging Face's imagefolder: {listed(list(map(data.relative, paths)), 3)}"
     return Recognised(title, read) if paths else None
+
+
+def flickr8k(data: DataFiles) -> Recognised | None:
+    """Find `Flickr8k.token.txt` or Kaggle's `captions.txt`; ids are positions of the images."""
+    for path in data.candidates("Flickr8k.token.txt"):
+        return Recognised(f"Flickr8k: {data.relative(path)}", partial(_flickr8k, data, path))
+    for path in data.candidates("captions.txt"):
+        in_images = any(image.parent.name == "Images" for image in data.images[:1])
+        if columns_of(path) == ["image", "caption"] and in_images:
+            title = f"Kaggle's Flickr8k: {data.relative(path)}"
+            return Recognised(title, partial(_flickr8k, data, path))
+    return None
+
+
+def flickr30k(data: DataFiles) -> Recognised | None:
+    """Find `results_20130124.token` or Kaggle's `results.csv`."""
+
+    def read() -> Annotations:
+        images = read_tables(data, [(path, "")]).images
+        return Annotations(images, [data.folder / "flickr30k-images", path.parent])
+
+    for path in data.candidates("results_*.token", "results.token"):
+        return Recognised(f"Flickr30k: {data.relative(path)}", read)
+    for path in data.candidates("results.csv"):
+        if columns_of(path) == ["image_name", "comment_number", "comment"]:
+            return Recognised(f"Kaggle's Flickr30k: {data.relative(path)}", read)
+    return None
+
+
+def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
+    """Read the captions, of the images in the split lists where there are any."""
+    annotations = read_tables(data, [(captions, "")])
+    by_name = {str(image.name): image for image in annotations.images}
+    images: list[NamedImage] = []
+    lists = [path for path in data.others if path.match("Flickr_8k.*Images.txt")]
+    for path in sorted(lists, key=lambda path: "train" not in path.name):
+        split = path.name.removeprefix("Flickr_8k.").removesuffix("Images.txt")
+        for _, name in numbered_lines(path):
+            images.append(replace(by_name.get(name, NamedImage(name, (), name)), split=split))
+    folders = [data.folder / "images", *annotations.folders, data.folder]
+    return Annotations(images or annotations.images, folders)
 
 
 def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotations:
@@ -162,12 +204,6 @@ def _chosen_columns(columns: Sequence[str], data: DataFiles) -> tuple[str, list[
     return None if image is None or not captions else (image, captions)
 
 
-def without_guard(name: str, folder: Path) -> str:
-    """Return the name of an image without the quote that keeps spreadsheets from computing it."""
-    guarded = name.startswith("'") and name[1:].startswith(_FORMULA)
-    return name[1:] if guarded and not (folder / name).exists() else name
-
-
 def _rows(
     path: Path, data: DataFiles, bad: list[str]
 ) -> Iterator[tuple[int, str, tuple[str, ...], int | str | None, str]]:
@@ -201,7 +237,6 @@ def _rows(
         else:
             if numbered := _NUMBERED.fullmatch(name):
                 name = numbered[1]
-            name = without_guard(name, path.parent)
             name = name if is_url(name) else posixpath.normpath(name)
             if name in own and not (path.parent / name).exists():
                 name = f"{path.stem}/{name}"

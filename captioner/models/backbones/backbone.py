@@ -88,10 +88,6 @@ def build_backbone(
         weights: As `encoder.weights`; a file is in the library's own layout.
         tap: Last stage of a network in stages, or a graph node of another torchvision network.
         size_px: Height and width of the images, for which a transformer is built.
-
-    Raises:
-        ConfigError: There is no such network, tap or weights entry.
-        WeightsError: The weights are not on this machine and cannot be downloaded.
     """
     source, _, plain = name.rpartition("/")
     for known in BACKBONE_SOURCES:

@@ -242,11 +242,6 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     is_file = False
     overlay: dict[str, Any] | None = None
     if revision is not None:
-        if not (hub_id and revision):
-            raise ConfigError(
-                f"encoder.weights: '{weights}' names no revision of weights of {name} on the "
-                "Hugging Face Hub; use default@COMMIT for a network that is there, or a file"
-            )
         overlay = {"hf_hub_id": f"{hub_id}@{revision}"}
     elif is_file := _is_file(weights, name, "default", "default@REVISION", "none"):
         overlay = {"state_dict": _read_timm_weights(weights, name, is_transformer)}
@@ -376,9 +371,6 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
 
     A checkpoint's `state_dict` is taken, and a prefix of all names (`module.`, `encoder.`) removed.
     The classifier of the network may be missing, or be one for other classes.
-
-    Raises:
-        WeightsError: It cannot be read, or holds the weights of another network.
     """
     own = network.state_dict()
     state = read_weights_file(path, own, name)

@@ -6,14 +6,14 @@ import signal
 
 import pytest
 
-from captioner.runtime.signals import DeferredInterrupts
+from captioner.runtime.processes import DeferredInterrupts
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_second_signal_does_not_disturb_several_processes_that_end(
     monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr("captioner.runtime.signals.world_size", lambda: processes)
+    monkeypatch.setattr("captioner.runtime.processes.world_size", lambda: processes)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
