@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
 from captioner.cli.suggestions import unknown_option
-from captioner.config.fields import in_words, settings_from
+from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
 from captioner.config.settings import Config
 from captioner.config.validation import with_source_roots
@@ -234,12 +234,15 @@ def split_options(words: Sequence[str], *names: str) -> tuple[list[list[str]], l
     named, and because each of several data sets has a root.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
+    for name in (*names, *(f"--{key}" for key in REMOVED)):
         parser.add_argument(name, dest=name, action="append", default=[])
     try:
         found, others = parser.parse_known_args(parsing.with_home(words))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from None
+    for key in REMOVED:  # options of earlier versions
+        if getattr(found, f"--{key}"):
+            warn_of_removed(key)
     return [getattr(found, name) for name in names], others
 
 

@@ -87,7 +87,7 @@ def _converted_values(kind: type, values: dict[str, Any], prefix: str) -> dict[s
         name = f"{prefix}{key}"
         if name in REMOVED:
             if value != REMOVED[name]:
-                logger.warning(f"{name}: this setting is gone and does nothing; remove it")
+                warn_of_removed(name)
         elif name == "text":  # a section of earlier versions
             _converted_values(object, value or {}, "text.")
         elif key not in hints:
@@ -99,6 +99,11 @@ def _converted_values(kind: type, values: dict[str, Any], prefix: str) -> dict[s
                 shown, accepted = "null" if value is None else value, in_words(hints[key])
                 raise ConfigError(f"{name}: {shown} is not accepted; use {accepted}") from None
     return known
+
+
+def warn_of_removed(key: str) -> None:
+    """Say that a setting of earlier versions does nothing."""
+    logger.warning(f"{key}: this setting is gone and does nothing; remove it")
 
 
 def _converted(hint: Any, value: Any, key: str) -> Any:
