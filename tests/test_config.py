@@ -89,6 +89,14 @@ def test_settings_of_earlier_versions_are_read_and_reported_where_they_did_somet
     assert [line.partition(":")[0] for line in said] == ["data.sources.style", "loss.consensus"]
 
 
+def test_an_option_of_an_earlier_version_is_named_and_does_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, _ = train_settings(["--config", "table", "--data.root", "a", "--loss.consensus", "0.5"])
+    assert config.data.root == "a"
+    assert capsys.readouterr().err.startswith("loss.consensus: this setting is gone")
+
+
 def test_the_recipes_of_the_paper_have_its_constants() -> None:
     flickr8k, coco = read_recipe("flickr8k_paper"), read_recipe("coco_paper")
     optim = flickr8k.optim
