@@ -92,18 +92,6 @@ def test_the_run_folder_holds_the_promised_files(whole: Whole, table: Path) -> N
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
-def test_the_log_has_every_step_and_every_validation(whole: Whole) -> None:
-    found = entries(whole[0])
-    steps = [entry for entry in found if entry["kind"] == "train"]
-    assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
-    needed = {"epoch", "total", "cross_entropy", "doubly_stochastic", "learning_rate",
-              "gradient_norm", "attention_entropy", "attention_change", "beta"}  # fmt: skip
-    assert all(needed <= entry.keys() for entry in steps)
-    validations = [entry for entry in found if entry["kind"] == "validation"]
-    assert [entry["step"] for entry in validations] == [STEPS, 2 * STEPS]
-    assert all({"CIDEr", "Bleu_4", "ROUGE_L", "distinct_captions"} <= v.keys() for v in validations)
-
-
 def test_tensorboard_shows_the_same_figures_and_sample_pictures(whole: Whole) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -193,13 +181,12 @@ def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
 @pytest.mark.parametrize(
     "changed",
     [
-        {"data__batch_by": "length", "optim__name": "adam", "optim__schedule": "constant"},
         pytest.param({"encoder__trainable_from": "layer4", "optim__name": "rmsprop",
          "optim__schedule": "plateau", "preprocess__resize": "letterbox"}, marks=pytest.mark.slow),
         {"data__cache": "cache", "data__cache_views": 2, "optim__name": "adamw",
-         "data__workers": 1},
+         "data__workers": 1, "data__batch_by": "length"},
     ],
-    ids=["by length", "fine-tuned", "frozen and cached"],
+    ids=["fine-tuned", "frozen and cached"],
 )  # fmt: skip
 def test_every_kind_of_training_runs_and_captions(
     drawn_photos: Path, tmp_path: Path, programs: Programs, changed: dict[str, object]
@@ -312,13 +299,11 @@ def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
 
 
 def test_a_run_is_drawn_with_its_curves(whole: Whole, commands: Commands, tmp_path: Path) -> None:
-    run, _ = whole
-    outcome = commands.run("captioner", "plot", run, "--output", tmp_path, "--save", "all")
+    log = (whole[0] / "metrics.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(log + '{"kind": "tr')  # it is being written
+    outcome = commands.run("captioner", "plot", tmp_path, "--output", tmp_path, "--save", "all")
     names = ["curves.png", "curves.pdf", "curves.svg"]
     assert outcome.stdout.split() == [str(tmp_path / name) for name in names]
     with Image.open(tmp_path / "curves.png") as curves:
         assert curves.width > 1500
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    log = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (tmp_path / "metrics.jsonl").write_text(log + '{"kind": "tr')  # it is being written
-    assert commands.run("captioner", "plot", tmp_path).code == 0

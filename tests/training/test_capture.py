@@ -44,6 +44,11 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def table(drawn_photos: Path) -> Path:
+    return drawn_photos
+
+
 def ready(table: Path, changed: dict[str, object]) -> Setup:
     recipe = tiny.recipe(table, table / "run", **{**tiny.NO_DROPOUT, **changed})
     setup = prepare(recipe, CPU)

@@ -190,8 +190,9 @@ def test_the_weight_of_a_source_is_a_factor_on_its_images_advantages(model: Mode
     assert loss(3.0, 1.0) == pytest.approx(whole + 2 * loss(1.0, 0.0))
 
 
-def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_path: Path) -> None:
-    table = tiny.draw_table(tmp_path / "drawn")
+def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(
+    table: Path, tmp_path: Path
+) -> None:
     first = train(tiny.recipe(table, tmp_path / "first", train__epochs=1))
     second = tiny.recipe(
         table,
