@@ -58,10 +58,7 @@ class Parsed(Exception):
 
 @pytest.mark.parametrize(("page", "words"), DOCUMENTED, ids=lambda value: str(value)[:80])
 def test_a_documented_command_is_understood(
-    page: str,
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words, f"{page} shows captioner without a command"
     assert words[0] in COMMANDS or words[0].startswith("-"), f"{page}: no command {words[0]}"

@@ -156,10 +156,7 @@ def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [
-        ("https://example.org//dog.jpg", "--allow-urls"),
-        ("index.html", "--write html"),
-    ],
+    [("https://example.org//dog.jpg", "--allow-urls"), ("index.html", "--write html")],
 )
 def test_pages_and_addresses_name_what_reads_them(
     caption: Caption, photo: Path, tmp_path: Path, name: str, remedy: str

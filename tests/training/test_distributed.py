@@ -138,11 +138,7 @@ def test_a_batch_is_shared_by_views() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "counts",
-    [(2, 1), (1, 2), (2, 3)],
-    ids=str,
-)
+@pytest.mark.parametrize("counts", [(2, 1), (1, 2), (2, 3)], ids=str)
 def test_a_run_goes_on_with_another_number_of_processes(
     programs: Programs, table: Path, tmp_path: Path, counts: tuple[int, int]
 ) -> None:

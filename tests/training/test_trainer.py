@@ -168,10 +168,7 @@ def test_other_recipes_resume_exactly_too(
 
 
 def test_a_changed_learning_rate_takes_effect_and_is_reported(
-    table: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     constant = {"optim__schedule": "constant", "optim__warmup_steps": 0}

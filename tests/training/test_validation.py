@@ -91,10 +91,7 @@ def test_the_figures_are_the_metrics_and_the_diagnostics(
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_no_photo_s_caption_depends_on_the_batch(
-    captioner: Captioner,
-    photos: list[CaptionedImage],
-    monkeypatch: pytest.MonkeyPatch,
-    batch: int,
+    captioner: Captioner, photos: list[CaptionedImage], monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     expected = evaluate(captioner, photos)
     monkeypatch.setattr(validation, "BATCH_SIZE", batch)
