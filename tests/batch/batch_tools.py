@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import tiny
 
-PHOTOS = 40  # of the collection
+PHOTOS = 60  # of the collection
 
 
 def rows(output: Path) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collecti
     assert "not a photo" in bad["error"]
     assert bad["caption"] is bad["words"] is bad["log_prob"] is bad["maps"] is None
     summary = json.loads((undisturbed / "summary.json").read_bytes())
-    assert (summary["photos"], summary["errors"], summary["shards"]) == (PHOTOS + 1, 1, 5)
+    assert (summary["photos"], summary["errors"], summary["shards"]) == (PHOTOS + 1, 1, 7)
 
 
 def test_the_output_is_read_by_evaluate_and_by_batch(
@@ -113,7 +113,7 @@ def test_a_second_run_does_only_what_does_not_verify(
     (output / "parts/000003.parquet").unlink()
     assert batch(collection, output) == 1
     told = capsys.readouterr().err
-    assert "2 of 5 shards were done before" in told
+    assert "4 of 7 shards were done before" in told
     assert "b/broken.jpg: " in told  # as in the first run: it still failed
     assert parts(output) == before
     changed = {n for n in before if (output / "parts" / n).stat().st_mtime_ns != times[n]}

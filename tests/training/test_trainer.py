@@ -81,8 +81,8 @@ def test_the_last_step_of_an_epoch_is_logged_however_short_it_is(
 @pytest.mark.parametrize(
     ("name", "call", "error"),
     [
-        ("caption_losses", 9, Interrupted),  # in the middle of an accumulated step
-        ("caption_losses", 5, KeyboardInterrupt),
+        ("caption_losses", 5, Interrupted),  # after a checkpoint in mid-epoch
+        ("caption_losses", 9, KeyboardInterrupt),  # in the middle of an accumulated step
         ("validate", 1, KeyboardInterrupt),
         ("save_model", 4, Interrupted),
     ],
