@@ -113,7 +113,7 @@ def assert_same_run(run: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "step"), [(2, 4), pytest.param(0, STEPS + 4, marks=pytest.mark.slow)]
+    ("workers", "step"), [(2, 4), pytest.param(0, STEPS + 5, marks=pytest.mark.slow)]
 )
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     whole: Whole, table: Path, tmp_path: Path, programs: Programs, workers: int, step: int

@@ -92,6 +92,11 @@ def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("table"), train=13)
+
+
+@pytest.fixture(scope="module")
 def run_of(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return the folder of a recipe's run in so many processes, which is made once."""
     folder = tmp_path_factory.mktemp("runs")
