@@ -18,6 +18,20 @@ REFUSED = (
     *("aten::equal", "aten::_unique2", "aten::bincount", "aten::repeat_interleave.Tensor"),
 )
 
+HARD = {"attention__select": "hard"}
+# What models and their searches and steps in fixed shapes may differ in, for tiny.recipe.
+KINDS: dict[str, dict[str, object]] = {
+    "soft": {},
+    "hard": HARD,
+    "luong": {"decoder__kind": "luong", "attention__window": "local_p"},
+    "top down": {"decoder__kind": "top_down", "attention__window": "local_m"},
+    "mean": {"decoder__kind": "mean"},
+    "transformer": {"decoder__kind": "transformer", "decoder__heads": 2},
+    "hard transformer": {**HARD, "decoder__kind": "transformer", "attention__heads": 2},
+    "heads": {"attention__heads": 2, "encoder__self_attention_layers": 1},
+    "location": {"attention__score": "location", "decoder__gate": "vector"},
+}
+
 
 class RecordedOperations(TorchDispatchMode):
     """In place of a `torch.cuda.CUDAGraph`: the operations that are called in its context.

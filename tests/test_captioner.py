@@ -299,7 +299,7 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
     ):
         drawn = call()
         with ThreadPoolExecutor(4) as threads:  # each has the numbers of its own seed
-            repeats = [each.result() for each in [threads.submit(call) for _ in range(8)]]
+            repeats = [each.result() for each in [threads.submit(call) for _ in range(4)]]
         for again in repeats:
             for one, other in zip(drawn, again, strict=True):
                 assert one.text == other.text

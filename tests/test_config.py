@@ -87,11 +87,6 @@ def test_settings_of_earlier_versions_are_read_and_reported_where_they_did_somet
     assert from_yaml(Config, old).loss.label_smoothing == 0.1
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["data.sources.style", "loss.consensus"]
-
-
-def test_an_option_of_an_earlier_version_is_named_and_does_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     config, _ = train_settings(["--config", "table", "--data.root", "a", "--loss.consensus", "0.5"])
     assert config.data.root == "a"
     assert capsys.readouterr().err.startswith("loss.consensus: this setting is gone")

@@ -58,10 +58,7 @@ class Parsed(Exception):
 
 @pytest.mark.parametrize(("page", "words"), DOCUMENTED, ids=lambda value: str(value)[:80])
 def test_a_documented_command_is_understood(
-    page: str,
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words, f"{page} shows captioner without a command"
     assert words[0] in COMMANDS or words[0].startswith("-"), f"{page}: no command {words[0]}"
@@ -106,8 +103,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-RUN = {"caption", "score", "doctor", "completion"}
-UNFIT = {"--min-confidence", "--compare", "--paths", "-"}  # need another model, or standard input
+RUN = {"caption", "score", "doctor"}
+# They need another model, or standard input; tests/cli/test_save_option.py saves all.
+UNFIT = {"--min-confidence", "--compare", "--paths", "-", "all"}
 
 
 def runnable() -> Iterator[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +35,7 @@ KINDS = [
 
 @pytest.mark.parametrize("changed", KINDS, ids=str)
 def test_a_step_has_the_cpu_s_loss_and_gradients(
-    drawn_photos: Path,
-    tmp_path: Path,
-    changed: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
+    drawn_photos: Path, tmp_path: Path, changed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # TF32, the default of convolutions, keeps ten bits: a few gradients would leave the tolerance.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -129,8 +125,7 @@ def test_a_run_is_resumed_and_read_on_the_cpu(
 
 
 def losses_of(run: Path) -> list[float]:
-    entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [entry["total"] for entry in entries if entry["kind"] == "train"]
+    return [entry["total"] for entry in tiny.log_entries(run, "train")]
 
 
 @pytest.mark.parametrize("changed", KINDS, ids=str)

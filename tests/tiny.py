@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from captioner.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DecodingConfig,
+    EncoderConfig,
+    ModelConfig,
+    PreprocessConfig,
+)
+from captioner.config.settings import Config, DataConfig, OptimConfig, TrainConfig
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from captioner.config import ModelConfig
-    from captioner.config.settings import Config
     from captioner.data.batch import Batch
     from captioner.data.vocabulary import Vocabulary
     from captioner.models.model import CaptionModel
@@ -31,14 +40,6 @@ def model(
     """
     import torch
 
-    from captioner.config import (
-        AttentionConfig,
-        DecoderConfig,
-        DecodingConfig,
-        EncoderConfig,
-        ModelConfig,
-        PreprocessConfig,
-    )
     from captioner.data.vocabulary import Vocabulary
     from captioner.models.build import build_model, resolved
 
@@ -138,17 +139,6 @@ def load_epoch(dataset: Any, batches: Any, epoch: int, first: int = 0, **options
 
 def recipe(root: Path, output: Path, **changed: object) -> Config:
     """A training recipe of a second or two; `changed` are settings as `section__key`."""
-    from dataclasses import replace
-
-    from captioner.config import (
-        AttentionConfig,
-        DecoderConfig,
-        DecodingConfig,
-        EncoderConfig,
-        PreprocessConfig,
-    )
-    from captioner.config.settings import Config, DataConfig, OptimConfig, TrainConfig
-
     config = Config(
         data=DataConfig(format="table", root=str(root), min_count=1, batch_size=4, workers=0),
         preprocess=PreprocessConfig(height_px=64, width_px=64),

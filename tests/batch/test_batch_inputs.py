@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from batch_tools import PHOTOS
 
 from captioner.batch.inputs import input_rows
 from captioner.errors import DataError
@@ -26,7 +27,7 @@ def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
     collection: Path,
 ) -> None:
     photos = found(collection)
-    expected = [f"{folder}/{n:03d}.png" for folder, first in (("a", 0), ("b", 1)) for n in range(first, 60, 2)]  # fmt: skip
+    expected = [f"{folder}/{n:03d}.png" for folder, first in (("a", 0), ("b", 1)) for n in range(first, PHOTOS, 2)]  # fmt: skip
     assert [identity for identity, _ in photos] == [*expected, "b/broken.jpg"]
     assert all(path == str(collection / identity) for identity, path in photos)
 

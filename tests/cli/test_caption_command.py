@@ -127,21 +127,6 @@ def test_sheets_are_drawn_as_png_under_the_photo_s_name(
         assert f"deep/out/{name}" in outcome.stdout
 
 
-def test_a_plain_sheet_imports_only_what_it_needs(photo: Path, tmp_path: Path) -> None:
-    """With a bundled model, whose graphs need no torch, which would take longer than the test."""
-    script = (
-        "import sys; from captioner.cli.caption import caption\n"
-        f"code = caption([{str(photo)!r}, '--output', {str(tmp_path / 'out')!r}])\n"
-        "names = ['matplotlib.pyplot', 'matplotlib.figure', 'tensorboard', 'torch']\n"
-        "names += ['captioner.data.layouts', 'captioner.storage']\n"
-        "names += ['captioner.cli.alt_text']\n"
-        "print(code, [name for name in names if name in sys.modules])"
-    )
-    command = [sys.executable, "-c", script]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert outcome.stdout.splitlines()[-1] == "0 []"
-
-
 # ------------------------------------------------------------------------------------- bad photos
 
 
@@ -171,10 +156,7 @@ def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [
-        ("https://example.org//dog.jpg", "--allow-urls"),
-        ("index.html", "--write html"),
-    ],
+    [("https://example.org//dog.jpg", "--allow-urls"), ("index.html", "--write html")],
 )
 def test_pages_and_addresses_name_what_reads_them(
     caption: Caption, photo: Path, tmp_path: Path, name: str, remedy: str

@@ -160,11 +160,9 @@ def test_a_model_with_a_calibrator_is_reported_on(
     direction = json.loads((model / "calibrator.json").read_text())["direction"]
     assert any(direction), "learned from the training photos"
     commands.run("captioner", "calibrate", model, *options, "--train-split", "val")
-    assert json.loads((model / "calibrator.json").read_text())["direction"] == [], (
-        "not from its own"
-    )
+    direction = json.loads((model / "calibrator.json").read_text())["direction"]
+    assert direction == [], "not from its own"
     few = commands.run("captioner", "calibrate", model, *options, "--limit", 5)
-    assert few.code == 2
     assert "needs at least" in few.sentence()
 
 
@@ -361,7 +359,7 @@ def test_a_better_model_is_distinguished_from_a_worse_one(
 
 
 def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
-    programs: Programs, tmp_path: Path, references: dict[int, list[str]]
+    commands: Commands, tmp_path: Path, references: dict[int, list[str]]
 ) -> None:
     whole = write(tmp_path / "a.json", {n: t[0] for n, t in references.items()}, references)
     part = {n: texts for n, texts in references.items() if n < 30}
@@ -373,11 +371,7 @@ def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
         (old, "holds captions without scores; name the references with --root"),
         (tmp_path / "none.json", "cannot be read"),
     ):
-        outcome = programs.run("captioner", "compare", whole, other)
-        assert outcome.code == 2, other
-        assert said in outcome.stderr, outcome.stderr
-        assert outcome.stderr.count("error:") == 1
-        assert "Traceback" not in outcome.stderr
+        assert said in commands.run("captioner", "compare", whole, other).sentence()
 
 
 def test_captions_without_scores_are_scored_against_the_references_first(

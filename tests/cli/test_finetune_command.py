@@ -21,9 +21,8 @@ from captioner.training import train
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Photos and captions without a column split."""
-    folder = tiny.draw_table(tmp_path / "photos")
-    lines = (folder / "captions.csv").read_text().splitlines()
-    path = folder / "captions.csv"
+    path = tiny.draw_table(tmp_path / "photos") / "captions.csv"
+    lines = path.read_text().splitlines()
     path.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
     return path
 

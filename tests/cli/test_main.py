@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import REPOSITORY, Commands, Programs
+from programs import REPOSITORY, Commands
 
 from captioner import __version__
 from captioner.__main__ import main
@@ -62,12 +62,6 @@ def test_help_of_a_command_does_not_wait_for_torch() -> None:
     )
     told = [line for line in found.stdout.splitlines() if line.endswith((": True", ": False"))]
     assert told == [f"{name}: False" for name in COMMANDS]
-
-
-def test_the_scripts_are_the_commands(programs: Programs) -> None:
-    for file, command in (("train.py", "train"), ("caption.py", "caption")):
-        one, other = programs.run(file, "--help"), programs.run("captioner", command, "--help")
-        assert (one.code, one.stdout) == (other.code, other.stdout)
 
 
 def test_a_full_disk_under_standard_output_is_one_sentence(

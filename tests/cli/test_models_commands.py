@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import Commands, ProgramResult
+from programs import Commands
 
 from captioner.captioner import Captioner
 from captioner.checkpoint import load_model
 from captioner.checkpoint_writer import save_model
-
-
-def average(commands: Commands, *arguments: object) -> ProgramResult:
-    return commands.run("captioner", "average", *arguments)
 
 
 @pytest.fixture
@@ -41,7 +37,7 @@ def several(tiny_model: Path, tmp_path: Path) -> list[Path]:
 
 def test_every_weight_is_the_mean(commands: Commands, several: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "mean"
-    done = average(commands, *several, output)
+    done = commands.run("captioner", "average", *several, output)
     assert (done.code, done.stdout) == (0, f"{output}\n"), done.stderr
     found, config, vocabulary = load_model(output)
     first, its_config, its_vocabulary = load_model(several[0])
@@ -65,9 +61,9 @@ def test_models_that_began_apart_are_refused(
         for parameter in model.decoder.parameters():
             parameter.copy_(torch.randn_like(parameter))
     save_model(tmp_path / "other", model, config, vocabulary, card="")
-    refused = average(commands, tiny_model, tmp_path / "other", tmp_path / "mean")
-    assert refused.code == 2
-    assert f"{tmp_path / 'other'}: did not begin with the same model" in refused.stderr
+    folders = (tiny_model, tmp_path / "other", tmp_path / "mean")
+    refusal = commands.run("captioner", "average", *folders).sentence()
+    assert f"{tmp_path / 'other'}: did not begin with the same model" in refusal
     assert not (tmp_path / "mean").exists()
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
@@ -24,7 +22,7 @@ from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import ConfigError
 
-STEPS = 11  # an epoch: 21 batches by twos
+STEPS = 9  # an epoch: 17 batches by twos
 Whole = tuple[Path, ProgramResult]
 # Of the processes of torchrun the first alone adds graphs to the model, which takes most of the time
 # of these short runs: a test that is not about the model is another one.
@@ -33,7 +31,7 @@ NO_GRAPHS = {"RANK": "1"}
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.draw_table(tmp_path_factory.mktemp("training") / "photos", train=41)
+    return tiny.draw_table(tmp_path_factory.mktemp("training") / "photos", train=33)
 
 
 def recipe(table: Path, run: Path, **changed: object) -> Path:
@@ -42,15 +40,6 @@ def recipe(table: Path, run: Path, **changed: object) -> Path:
     path = run.with_name(f"{run.name}.yaml")
     path.write_text(to_yaml(config))
     return path
-
-
-def entries(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl, without the share of time spent waiting."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [
-        {k: v for k, v in json.loads(line).items() if k not in ("data_wait", "step_s")}
-        for line in lines
-    ]
 
 
 def reached(run: Path, step: int) -> bool:
@@ -73,7 +62,7 @@ def test_a_run_ends_well_and_says_where_its_best_model_is(whole: Whole) -> None:
     assert "Traceback" not in outcome.stderr
     lines = outcome.stderr.splitlines()
     data, *epochs, confidence, graphs = [line for line in lines if not line.startswith("warning: ")]
-    assert "47 photos, splits train, val, test" in data
+    assert "39 photos, splits train, val, test" in data
     assert [line[:16] for line in epochs] == ["epoch 1 (beam 2)", "epoch 2 (beam 2)"]
     assert confidence.startswith("captions of this model have no confidence: 3 validation photos")
     assert graphs.startswith(f"writing graphs to {run / 'best'}")
@@ -92,18 +81,6 @@ def test_the_run_folder_holds_the_promised_files(whole: Whole, table: Path) -> N
     assert load_training_state(run / "last")["step"] == 2 * STEPS
 
 
-def test_the_log_has_every_step_and_every_validation(whole: Whole) -> None:
-    found = entries(whole[0])
-    steps = [entry for entry in found if entry["kind"] == "train"]
-    assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
-    needed = {"epoch", "total", "cross_entropy", "doubly_stochastic", "learning_rate",
-              "gradient_norm", "attention_entropy", "attention_change", "beta"}  # fmt: skip
-    assert all(needed <= entry.keys() for entry in steps)
-    validations = [entry for entry in found if entry["kind"] == "validation"]
-    assert [entry["step"] for entry in validations] == [STEPS, 2 * STEPS]
-    assert all({"CIDEr", "Bleu_4", "ROUGE_L", "distinct_captions"} <= v.keys() for v in validations)
-
-
 def test_tensorboard_shows_the_same_figures_and_sample_pictures(whole: Whole) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -111,7 +88,7 @@ def test_tensorboard_shows_the_same_figures_and_sample_pictures(whole: Whole) ->
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     shown = [(event.step, event.value) for event in events.Scalars("train/total")]
-    logged = [(e["step"], e["total"]) for e in entries(run) if e["kind"] == "train"]
+    logged = [(e["step"], e["total"]) for e in tiny.log_entries(run, "train")]
     assert [step for step, _ in shown] == [step for step, _ in logged]
     assert [v for _, v in shown] == pytest.approx([v for _, v in logged])
     assert [event.step for event in events.Images("samples/0")] == [STEPS, 2 * STEPS]
@@ -129,17 +106,14 @@ def started(programs: Programs, file: Path, step: int, *options: object) -> tupl
 
 
 def assert_same_run(run: Path, whole: Path) -> None:
-    assert [(e["kind"], e["step"]) for e in entries(run)] == [
-        (e["kind"], e["step"]) for e in entries(whole)
-    ]
-    assert entries(run) == entries(whole)
+    assert tiny.log_entries(run) == tiny.log_entries(whole)
     for folder in ("last", "best"):
         weights = [(place / folder / "model.safetensors").read_bytes() for place in (run, whole)]
         assert weights[0] == weights[1], f"the weights in {folder} differ"
 
 
 @pytest.mark.parametrize(
-    ("workers", "step"), [(2, 5), pytest.param(0, STEPS + 5, marks=pytest.mark.slow)]
+    ("workers", "step"), [(2, 4), pytest.param(0, STEPS + 5, marks=pytest.mark.slow)]
 )
 def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     whole: Whole, table: Path, tmp_path: Path, programs: Programs, workers: int, step: int
@@ -149,7 +123,7 @@ def test_a_run_killed_in_mid_epoch_is_resumed_to_the_last_bit(
     running.signal(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     assert load_training_state(run / "last")["batch"], "it was not in mid-epoch"
-    assert len(entries(run)) < 2 * STEPS
+    assert len(tiny.log_entries(run)) < 2 * STEPS
     resumed = programs.run("train.py", "--config", file, "--resume", **NO_GRAPHS)
     assert resumed.code == 0, resumed.stderr
     assert_same_run(run, whole[0])
@@ -193,13 +167,12 @@ def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
 @pytest.mark.parametrize(
     "changed",
     [
-        {"data__batch_by": "length", "optim__name": "adam", "optim__schedule": "constant"},
         pytest.param({"encoder__trainable_from": "layer4", "optim__name": "rmsprop",
          "optim__schedule": "plateau", "preprocess__resize": "letterbox"}, marks=pytest.mark.slow),
         {"data__cache": "cache", "data__cache_views": 2, "optim__name": "adamw",
-         "data__workers": 1},
+         "data__workers": 1, "data__batch_by": "length"},
     ],
-    ids=["by length", "fine-tuned", "frozen and cached"],
+    ids=["fine-tuned", "frozen and cached"],
 )  # fmt: skip
 def test_every_kind_of_training_runs_and_captions(
     drawn_photos: Path, tmp_path: Path, programs: Programs, changed: dict[str, object]
@@ -312,13 +285,11 @@ def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
 
 
 def test_a_run_is_drawn_with_its_curves(whole: Whole, commands: Commands, tmp_path: Path) -> None:
-    run, _ = whole
-    outcome = commands.run("captioner", "plot", run, "--output", tmp_path, "--save", "all")
+    log = (whole[0] / "metrics.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(log + '{"kind": "tr')  # it is being written
+    outcome = commands.run("captioner", "plot", tmp_path, "--output", tmp_path, "--save", "all")
     names = ["curves.png", "curves.pdf", "curves.svg"]
     assert outcome.stdout.split() == [str(tmp_path / name) for name in names]
     with Image.open(tmp_path / "curves.png") as curves:
         assert curves.width > 1500
     assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
-    log = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (tmp_path / "metrics.jsonl").write_text(log + '{"kind": "tr')  # it is being written
-    assert commands.run("captioner", "plot", tmp_path).code == 0

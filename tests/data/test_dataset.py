@@ -11,12 +11,7 @@ import tiny
 import torch
 
 from captioner.config import ResizeMode
-from captioner.data.dataset import (
-    CaptionBatches,
-    CaptionDataset,
-    EncodedCaptions,
-    encode_captions,
-)
+from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
@@ -177,9 +172,7 @@ def test_long_captions_are_cut_and_those_without_words_left_out() -> None:
     assert [target[-1] for target in cut.targets] == [VOCABULARY.end] * 2
 
 
-def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(
-    photos: list[CaptionedImage],
-) -> None:
+def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(photos: list[CaptionedImage]) -> None:
     data = dataset(photos)
 
     def view(data: CaptionDataset, epoch: int, captions: list[int], row: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,16 +168,24 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
 @pytest.mark.parametrize(
     ("width", "height", "format", "options", "scale"),
     [
-        (20_000, 5_000, "PNG", {"compress_level": 1}, 2),
-        (20_000, 5_000, "JPEG", {"progressive": True}, 2),
-        (3_000, 60_000, "JPEG", {}, 2),
-        (30_000, 13_000, "JPEG", {}, 4),
+        (1_800, 500, "PNG", {}, 2),
+        (1_800, 500, "JPEG", {"progressive": True}, 2),
+        (300, 6_000, "JPEG", {}, 2),
+        (3_000, 1_300, "JPEG", {}, 4),
     ],
     ids=["png", "progressive", "twice Pillow's limit", "four times"],
 )
 def test_a_very_large_photo_is_read_at_a_fraction_of_its_size(
-    width: int, height: int, format: str, options: dict[str, Any], scale: int
+    width: int,
+    height: int,
+    format: str,
+    options: dict[str, Any],
+    scale: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert Image.MAX_IMAGE_PIXELS == images.HALVED_FROM_PIXELS
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 894_784)  # a hundredth, as the photos are
+    monkeypatch.setattr(images, "HALVED_FROM_PIXELS", 894_784)
     image = Image.new("L", (width, height), 90)
     image.paste(200, (0, 0, width // 2, height))
     photo = open_image(encoded(image, format, **options))
@@ -185,14 +194,20 @@ def test_a_very_large_photo_is_read_at_a_fraction_of_its_size(
     assert abs(photo.getpixel((photo.width - 5, photo.height - 5))[0] - 90) < 3
 
 
+HEADERS: dict[str, Callable[[int, int], bytes]] = {
+    "BMP": lambda width, height: struct.pack("<II", width, height),
+    "JPEG": lambda width, height: struct.pack(">HH", height, width),
+}
+
+
 @pytest.mark.parametrize(
-    ("size", "format", "options"),
-    [((12_000, 11_000), "PNG", {"compress_level": 1}), ((30_000, 18_000), "JPEG", {})],
+    ("format", "size"), [("BMP", (12_000, 11_000)), ("JPEG", (30_000, 18_000))]
 )
 def test_a_photo_that_needs_too_much_memory_is_refused_with_its_size_and_the_limits(
-    size: tuple[int, int], format: str, options: dict[str, Any]
+    format: str, size: tuple[int, int]
 ) -> None:
-    data = encoded(Image.new("L", size), format, **options)
+    header, small = HEADERS[format], encoded(Image.new("L", (77, 88)), format)
+    data = small.replace(header(77, 88), header(*size), 1)
     expected = rf"has {size[0]} x {size[1]} pixels, .* 120 megapixels \(500 for a JPEG"
     with pytest.raises(ImageError, match=expected):
         open_image(data)

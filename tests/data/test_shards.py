@@ -42,11 +42,6 @@ def contents(split: Split) -> list[bytes]:
     return [image.path.read_bytes() for image in split.images]
 
 
-def losses(run: Path) -> list[dict[str, float]]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in e.items() if k not in ("data_wait", "step_s")} for e in lines]
-
-
 def test_training_from_shards_is_training_from_the_folder_though_it_is_resumed_within_one(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,9 +61,9 @@ def test_training_from_shards_is_training_from_the_folder_though_it_is_resumed_w
         with pytest.raises(Interrupted):
             train(tiny.recipe(shards, runs["cut"], **in_shards))
     train(tiny.recipe(shards, runs["cut"], **in_shards), resume=True)
-    assert len(losses(runs["folder"])) > 4
+    assert len(tiny.log_entries(runs["folder"])) > 4
     for name in ("whole", "cut"):
-        assert losses(runs[name]) == losses(runs["folder"])
+        assert tiny.log_entries(runs[name]) == tiny.log_entries(runs["folder"])
         ours, theirs = (
             (runs[each] / "last" / "model.safetensors").read_bytes() for each in ("folder", name)
         )

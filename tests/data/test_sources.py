@@ -12,12 +12,7 @@ import tiny
 import torch
 
 from captioner.config.settings import DataConfig, SourceConfig
-from captioner.data.dataset import (
-    CaptionBatches,
-    CaptionDataset,
-    EncodedCaptions,
-    encode_captions,
-)
+from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.sources import SourceImages, captions_digest, read_sources
 from captioner.data.transforms import Augmentation, ImageTransform
 from captioner.data.vocabulary import Vocabulary
@@ -95,11 +90,7 @@ def test_loss_weights_are_per_caption(two: DataConfig) -> None:
     assert weights.tolist() == [0.5] * 12 + [1.0] * 8
     assert weights.dtype == np.float32
     dataset = CaptionDataset(
-        data.training,
-        captions,
-        ImageTransform(height_px=16, width_px=16),
-        seed=1,
-        weights=weights,
+        data.training, captions, ImageTransform(height_px=16, width_px=16), seed=1, weights=weights
     )
     batch = dataset[0, [0, 1, 18, 19]]
     sources = data.source_of[batch.images.numpy()][batch.image_index.numpy()]

@@ -50,10 +50,20 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run(f"from captioner.__main__ import main\nsys.exit(main({words!r}))")
 
 
-def test_captions_and_pictures_are_made_without_torch(tmp_path: Path) -> None:
-    done = command("caption", PHOTO, "--model", "hard", "--output", tmp_path, "--words", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[0])["cells"]
+def test_captions_and_pictures_are_made_without_torch_or_other_needless_imports(
+    tmp_path: Path,
+) -> None:
+    words = ["caption", PHOTO, "--model", "hard", "--output", str(tmp_path), "--words", "--json"]
+    done = run(f"""
+from captioner.__main__ import main
+code = main({words!r})
+names = ["matplotlib.pyplot", "matplotlib.figure", "captioner.data.layouts", "captioner.storage"]
+names += ["captioner.cli.alt_text", "torch", "tensorboard"]
+print(code, [name for name in names if name in sys.modules])
+""")
+    caption, imported = done.stdout.splitlines()
+    assert imported == "0 []", done.stderr
+    assert json.loads(caption)["cells"]
     assert (tmp_path / "grace_hopper.attention.png").is_file()
 
 
@@ -74,7 +84,7 @@ assert hard.score({PHOTO!r}, "a woman in a uniform").log_probs.shape == (5,)
 soft = Captioner.from_pretrained("soft", device="cpu", engine="runtime")
 (several,) = soft.captions([{PHOTO!r}], soft.options(num_captions=3))
 assert len({{c.text for c in several}}) == 3
-options = soft.options(sample=True, num_captions=2, seed=4, top_p=0.9)
+options = soft.options(sample=True, num_captions=2, seed=4, top_p=0.9, max_words=6)
 drawn = [soft.captions([{PHOTO!r}], options)[0] for _ in range(2)]
 assert [c.text for c in drawn[0]] == [c.text for c in drawn[1]]
 assert len(soft.caption({PHOTO!r}, min_words=12).words) >= 12
@@ -88,7 +98,7 @@ assert not [name for name in sys.modules if "telemetry" in name]
 @pytest.mark.parametrize("model", ["soft", "hard"])
 def test_both_engines_write_the_same_captions(model: str) -> None:
     pixels = np.asarray(Image.open(PHOTO).convert("RGB"))
-    images = [pixels, pixels[::-1], pixels[:, ::-1], pixels[:200, :300]]
+    images = [pixels, pixels[:200, :300]]
     by_graphs, by_torch = (
         Captioner.from_pretrained(model, device="cpu", engine=engine).caption_batch(images)
         for engine in ("runtime", "torch")

@@ -11,11 +11,7 @@ import tiny
 import torch
 from forced import force_decode_one
 
-from captioner.evaluation.faithfulness import (
-    REPLACEMENTS,
-    AttentionMeasure,
-    attention_summary,
-)
+from captioner.evaluation.faithfulness import REPLACEMENTS, AttentionMeasure, attention_summary
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid

@@ -258,11 +258,7 @@ HANG = 'echo $$ > "$pid.new"; mv "$pid.new" "$pid"; exec sleep 600;;'
     ],
 )
 def test_a_java_that_hangs_or_fails_costs_only_what_it_computes(
-    tmp_path: Path,
-    cases: list[str],
-    reason: str,
-    tokenizer: str,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, cases: list[str], reason: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     false_java(tmp_path, *cases)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

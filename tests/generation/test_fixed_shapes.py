@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from replay import CPUGraphs
+from replay import KINDS, CPUGraphs
 from torch import Tensor, nn
 
 from benchmarks.kernels import kernels_of_a_search, kernels_of_a_word
@@ -21,18 +21,6 @@ from captioner.models.decoders.base import Decoder
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.types import AttentionOutput, Grid, hard_attention_mode
 
-HARD = {"attention__select": "hard"}
-KINDS: dict[str, dict[str, object]] = {
-    "soft": {},
-    "hard": HARD,
-    "luong": {"decoder__kind": "luong", "attention__window": "local_p"},
-    "top down": {"decoder__kind": "top_down", "attention__window": "local_m"},
-    "mean": {"decoder__kind": "mean"},
-    "transformer": {"decoder__kind": "transformer", "decoder__heads": 2},
-    "hard transformer": {**HARD, "decoder__kind": "transformer", "attention__heads": 2},
-    "heads": {"attention__heads": 2, "encoder__self_attention_layers": 1},
-    "location": {"attention__score": "location", "decoder__gate": "vector"},
-}
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
     "beam": {"beam_size": 5},
@@ -195,6 +183,7 @@ def test_a_search_starts_no_more_kernels_than_before(
     select: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU computes them faster than Python starts them; `python -m benchmarks.kernels`."""
-    monkeypatch.setattr("benchmarks.kernels.CAPTIONS", 4)  # images; 32 take as many
+    for name, count in (("CAPTIONS", 4), ("WORDS", 4)):  # 32 images and 20 words take as many
+        monkeypatch.setattr(f"benchmarks.kernels.{name}", count)
     assert kernels_of_a_word(select, "padded") <= most
     assert kernels_of_a_search(select, "graphs") <= 26

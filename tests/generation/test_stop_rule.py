@@ -14,8 +14,6 @@ from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Grid
 
 WORDS, MAX_WORDS = 3, 6
-
-
 LogProbs = dict[tuple[int, ...], list[float]]
 
 

@@ -61,12 +61,7 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
         config = AttentionConfig(
             score=score_name, window=window, select=select, dim=6, heads=heads, radius=1.5, words=4
         )
-        sizes: Any = {
-            "query_dim": H,
-            "feature_dim": D,
-            "cells": L,
-            "context_dim": context_dim,
-        }
+        sizes: Any = {"query_dim": H, "feature_dim": D, "cells": L, "context_dim": context_dim}
         contextual = loud(build_attention(config, **sizes))
         local = build_attention(replace(config, values="local"), **sizes).double().eval()
         local.load_state_dict(contextual.state_dict())

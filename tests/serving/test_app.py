@@ -58,7 +58,7 @@ def test_form_json_and_raw_bytes_are_captioned_as_in_python(
     client: TestClient, tiny_models: Models, drawn_photos: Path, options: Any
 ) -> None:
     texts = set()
-    for number in range(6):
+    for number in (1, 8, 10):
         photo = (drawn_photos / f"{number:02d}.jpg").read_bytes()
         captioner = tiny_models[options.get("model", "tiny")]
         expected = captioner.caption(photo, beam_size=options.get("beam_size")).to_dict(maps=True)
@@ -81,7 +81,7 @@ def test_form_json_and_raw_bytes_are_captioned_as_in_python(
         for row, other in zip(caption["maps"][0], expected["maps"][0], strict=True):
             assert row == rounded(other)
         texts.add(caption["caption"])
-    assert len(texts) > 2
+    assert len(texts) == 3
 
 
 def test_captions_are_sampled_and_bounded_as_in_python(

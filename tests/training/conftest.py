@@ -10,5 +10,5 @@ import tiny
 
 @pytest.fixture(scope="session")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of drawn photos, 13 of them for training: with two captions each, seven batches."""
-    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=13)
+    """Folder of drawn photos, 9 of them for training: with two captions each, five batches."""
+    return tiny.draw_table(tmp_path_factory.mktemp("table") / "photos", train=9)

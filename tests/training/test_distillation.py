@@ -61,9 +61,10 @@ def test_teachers_give_the_mean_of_their_words_and_of_attention_as_sharp_as_the_
 
 
 def test_a_run_learns_from_them_and_holds_nothing_of_them(table, tmp_path, teachers) -> None:
-    alone = train(recipe(table, tmp_path / "alone", ()))
-    taught = train(recipe(table, tmp_path / "taught", teachers, loss__distillation=0.9))
-    unheard = train(recipe(table, tmp_path / "unheard", teachers, loss__distillation=0.0))
+    alone, taught, unheard = (
+        train(recipe(table, tmp_path / name, models, loss__distillation=share, train__epochs=1))
+        for name, models, share in (("a", (), 0.5), ("b", teachers, 0.9), ("c", teachers, 0.0))
+    )
     weights = [
         load_model(folder)[0].state_dict()["decoder.vocabulary.weight"]
         for folder in (alone, taught, unheard)

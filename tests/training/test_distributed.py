@@ -92,6 +92,11 @@ def changes_of(name: str, table: Path, teacher: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.draw_table(tmp_path_factory.mktemp("table"), train=13)
+
+
+@pytest.fixture(scope="module")
 def run_of(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFactory) -> RunOf:
     """Return the folder of a recipe's run in so many processes, which is made once."""
     folder = tmp_path_factory.mktemp("runs")
@@ -138,11 +143,7 @@ def test_a_batch_is_shared_by_views() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "counts",
-    [(2, 1), (1, 2), (2, 3)],
-    ids=str,
-)
+@pytest.mark.parametrize("counts", [(2, 1), (1, 2), (2, 3)], ids=str)
 def test_a_run_goes_on_with_another_number_of_processes(
     programs: Programs, table: Path, tmp_path: Path, counts: tuple[int, int]
 ) -> None:

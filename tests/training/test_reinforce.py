@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from captioner.config import AttentionConfig, DecoderConfig
@@ -86,8 +86,8 @@ def repeated(seed: int, captions: int, samples: int) -> Batch:
     return batch.repeated(samples)
 
 
-def flat_gradient(loss: Tensor, decoder: Decoder) -> Tensor:
-    parameters = list(decoder.parameters())
+def flat_gradient(loss: Tensor, model: nn.Module) -> Tensor:
+    parameters = list(model.parameters())
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -14,11 +13,6 @@ from PIL import Image
 from captioner.config import from_yaml
 from captioner.config.settings import Config
 from captioner.training.run_log import RunLog, model_card
-
-
-def entries(run: Path) -> list[dict[str, object]]:
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def events(run: Path) -> object:
@@ -35,7 +29,7 @@ def test_an_entry_is_one_line_of_json_and_a_scalar_in_tensorboard(tmp_path: Path
     log.write("validation", 2, {"epoch": 0, "CIDEr": 0.25})
     log.pictures(2, [Image.new("RGB", (8, 6), "red"), Image.new("RGB", (4, 4))])
     log.close()
-    assert entries(tmp_path / "new" / "run") == [
+    assert tiny.log_entries(tmp_path / "new" / "run") == [
         {"kind": "train", "step": 1, "epoch": 0, "total": 2.5, "note": "text", "norm": None},
         {"kind": "validation", "step": 2, "epoch": 0, "CIDEr": 0.25},
     ]
@@ -56,21 +50,18 @@ def test_a_resumed_run_forgets_the_entries_after_its_checkpoint(tmp_path: Path) 
     # TensorBoard orders files by the second in their names, then by a number written as text.
     time.sleep(1.1)
     log = RunLog(tmp_path, 3)
-    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3]
+    assert [entry["step"] for entry in tiny.log_entries(tmp_path)] == [1, 2, 3]
     for step in (4, 5):
         log.write("train", step, {"total": 2.0})
     log.close()
-    assert [entry["step"] for entry in entries(tmp_path)] == [1, 2, 3, 4, 5]
-    assert [entry["total"] for entry in entries(tmp_path)] == [1, 1, 1, 2, 2]
+    assert [entry["step"] for entry in tiny.log_entries(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [entry["total"] for entry in tiny.log_entries(tmp_path)] == [1, 1, 1, 2, 2]
     scalars = events(tmp_path).Scalars("train/total")
     assert [(e.step, e.value) for e in scalars] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"\xff\x80", b"[1]", b'{"kind": "train"}', b'{"st'],
-)
+@pytest.mark.parametrize("line", [b"\xff\x80", b"[1]", b'{"kind": "train"}', b'{"st'])
 def test_a_damaged_line_is_forgotten_and_the_others_stay(line: bytes, tmp_path: Path) -> None:
     good = b'{"kind": "train", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(good + line + b"\n" + good)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from test_reinforce import flat_gradient
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import SelfCriticalConfig
@@ -90,21 +90,11 @@ def test_the_gradient_is_that_of_the_expected_reward(
     reward = CiderD(REFERENCES)
     settings = SelfCriticalConfig(4, baseline, temperature)
     task = SelfCriticalTask(model, reward, VOCABULARY, settings, max_words=2)
-    parameters = list(model.parameters())
-
-    def flat(loss: torch.Tensor) -> torch.Tensor:
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).flatten()
-                for g, p in zip(grads, parameters, strict=True)
-            ]
-        )
 
     batch = images(3)
     words = [4, 5, 6]
     pairs = list(itertools.product(words, [*words, END]))
-    exact = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    exact = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for image in range(3):
         grid = model.encoder(batch.inputs[image : image + 1], from_frozen=True)
         probabilities, gradients, rewards = [], [], []
@@ -118,7 +108,7 @@ def test_the_gradient_is_that_of_the_expected_reward(
             first = logits[0, words].log_softmax(0)[words.index(pair[0])]
             second = logits[1, allowed].log_softmax(0)[allowed.index(pair[1])]
             probabilities.append((first + second).exp().item())
-            gradients.append(flat(first + second))
+            gradients.append(flat_gradient(first + second, model))
             rewards.append(float(reward.scores([image], [[VOCABULARY.tokens[t] for t in pair]])[0]))
         expected_baseline = float(np.dot(probabilities, rewards))
         if baseline == "greedy":
@@ -131,7 +121,7 @@ def test_the_gradient_is_that_of_the_expected_reward(
             exact -= probability * (earned - expected_baseline) * gradient / 2 / 3
     torch.manual_seed(0)
     many = replace(batch, inputs=batch.inputs.repeat(14, 1, 1), images=batch.images.repeat(14))
-    steps = torch.stack([flat(task(many).loss) for _ in range(40)])
+    steps = torch.stack([flat_gradient(task(many).loss, model) for _ in range(40)])
     error = steps.std(0) / len(steps) ** 0.5
     z = (steps.mean(0) - exact) / error.clamp(min=1e-12)
     assert float(z.abs().max()) < 5.0
@@ -190,8 +180,9 @@ def test_the_weight_of_a_source_is_a_factor_on_its_images_advantages(model: Mode
     assert loss(3.0, 1.0) == pytest.approx(whole + 2 * loss(1.0, 0.0))
 
 
-def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_path: Path) -> None:
-    table = tiny.draw_table(tmp_path / "drawn")
+def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(
+    table: Path, tmp_path: Path
+) -> None:
     first = train(tiny.recipe(table, tmp_path / "first", train__epochs=1))
     second = tiny.recipe(
         table,
@@ -201,6 +192,6 @@ def test_a_run_on_its_own_captions_begins_with_a_model_and_logs_its_reward(tmp_p
         train__epochs=1,
     )
     train(second)
-    lines = (tmp_path / "second" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    trained = [entry for entry in map(json.loads, lines) if entry["kind"] == "train"]
+    trained = tiny.log_entries(tmp_path / "second", "train")
+    assert trained
     assert all(np.isfinite(entry["reward"]) and entry["reward"] >= 0 for entry in trained)

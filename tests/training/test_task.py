@@ -33,16 +33,9 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-def ready(folder: Path, changed: dict[str, object]) -> Setup:
-    """Return what a recipe of this folder's photos works with, on the CPU."""
-    return prepare(tiny.recipe(folder / "photos", folder / "run", **changed), CPU)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("task")
-    tiny.draw_table(folder / "photos")
-    return folder
+def ready(table: Path, changed: dict[str, object]) -> Setup:
+    """Return what a recipe of drawn photos works with, on the CPU."""
+    return prepare(tiny.recipe(table, table / "run", **changed), CPU)
 
 
 def first_batch(setup: Setup) -> Batch:
@@ -71,8 +64,8 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_task_can_be_wrapped_as_it_is_for_several_processes(folder: Path, kind: str) -> None:
-    setup = ready(folder, KINDS[kind])
+def test_a_task_can_be_wrapped_as_it_is_for_several_processes(table: Path, kind: str) -> None:
+    setup = ready(table, KINDS[kind])
     batch = first_batch(setup)
     bare = setup.task.train()
     wrapped = DistributedDataParallel(copy.deepcopy(bare))
@@ -111,14 +104,12 @@ def test_a_task_can_be_wrapped_as_it_is_for_several_processes(folder: Path, kind
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer"])
-def test_the_effect_of_attention_is_that_of_random_cells_drawn_anew(
-    folder: Path, kind: str
-) -> None:
+def test_the_effect_of_attention_is_that_of_random_cells_drawn_anew(table: Path, kind: str) -> None:
     """Where all scores are zero, the model's own cells are random ones."""
     hard = {"attention__select": "hard", "decoder__kind": kind, **tiny.NO_DROPOUT}
     effect = {"loss__attention_effect": 0.8, "loss__attention_effect_weight": 3.0}
-    without = ready(folder, hard)
-    setup = ready(folder, hard | effect)
+    without = ready(table, hard)
+    setup = ready(table, hard | effect)
     batch = first_batch(setup)
     calls: list[tuple[Any, ...]] = []
     setup.task.model.register_forward_pre_hook(lambda _, given: calls.append(given))

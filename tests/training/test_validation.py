@@ -37,7 +37,7 @@ from captioner.training.validation import (
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
+    return read_split(format="table", root=tiny.draw_table(tmp_path, train=8), split="train").images
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,7 @@ def test_the_figures_are_the_metrics_and_the_diagnostics(
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_no_photo_s_caption_depends_on_the_batch(
-    captioner: Captioner,
-    photos: list[CaptionedImage],
-    monkeypatch: pytest.MonkeyPatch,
-    batch: int,
+    captioner: Captioner, photos: list[CaptionedImage], monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     expected = evaluate(captioner, photos)
     monkeypatch.setattr(validation, "BATCH_SIZE", batch)
@@ -158,7 +155,7 @@ def test_several_sources_have_figures_each_and_their_mean_decides(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
     sources = {"first": photos[:4], "second": photos[4:]}
-    assert len(photos) == 12
+    assert len(photos) == 8
     found = evaluate(captioner, photos, sources=sources)
     alone = [evaluate(captioner, photos[:4]), evaluate(captioner, photos[4:])]
     assert found.captions == alone[0].captions | alone[1].captions

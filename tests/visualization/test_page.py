@@ -18,20 +18,15 @@ NASTY = ['<script>alert("1")</script>', "</script><b>", "&amp;", "β"]
 @pytest.fixture
 def opened(browser, tmp_path):
     """Open a page from a file, offline."""
-    contexts = []
 
     def open_it(text, **options):
         file = tmp_path / "page.html"
         file.write_text(text, encoding="utf-8")
-        context = browser.new_context(offline=True, **options)
-        contexts.append(context)
-        watched = Watched(context)
+        watched = Watched(browser.new_context(offline=True, **options))
         watched.page.goto(file.as_uri())
         return watched
 
-    yield open_it
-    for context in contexts:
-        context.close()
+    return open_it
 
 
 def picture(width=200, height=120):

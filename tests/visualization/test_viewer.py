@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,21 +41,25 @@ START = """fetch("content.json").then((answer) => answer.json()).then((content) 
 WORDS = ["two", "dogs", "<b>play</b>"]
 
 
+@cache
+def photo_as_png():
+    file = io.BytesIO()
+    detailed_photo(640, 480).save(file, format="PNG", compress_level=1)
+    return file.getvalue()
+
+
 @pytest.fixture
 def open_viewer(browser):
     """Open a viewer of this content under the policy; returns the page, already painted."""
-    contexts = []
 
     def open_it(content, **options):
-        file = io.BytesIO()
-        detailed_photo(640, 480).save(file, format="PNG")
         answers = {
             "": ("text/html", INDEX),
             "start.js": ("text/javascript", START),
             "viewer.js": ("text/javascript", viewer_script()),
             "viewer.css": ("text/css", (FOLDER / "viewer.css").read_text()),
             "content.json": ("application/json", json.dumps(content)),
-            "photo.png": ("image/png", file.getvalue()),
+            "photo.png": ("image/png", photo_as_png()),
         }
 
         def answer(route):
@@ -63,7 +68,6 @@ def open_viewer(browser):
             route.fulfill(content_type=kind, body=body, headers=headers)
 
         context = browser.new_context(**options)
-        contexts.append(context)
         context.route("**/*", answer)
         watched = Watched(context)
         watched.page.goto(SITE)
@@ -71,9 +75,7 @@ def open_viewer(browser):
         watched.page.evaluate("viewer.ready.then(() => null)")
         return watched
 
-    yield open_it
-    for context in contexts:
-        context.close()
+    return open_it
 
 
 def content(*captions, **display):
