@@ -25,11 +25,12 @@ import torch
 from PIL import Image
 
 from captioner.config.recipes import read_recipe
+from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionDataset, encode_captions
 from captioner.data.feature_cache import DONE, FEATURES, FeatureCache, crop_features
 from captioner.data.images import open_image
 from captioner.data.splits import CaptionedImage
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.models.build import build_encoder
 

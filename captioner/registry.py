@@ -82,7 +82,7 @@ TOKENIZERS = Registry(
     "data.tokenizer",
     words="captioner.data.tokenizer:WordTokenizer",
     characters="captioner.data.tokenizer:CharacterTokenizer",
-    subwords="captioner.data.tokenizer:SubwordTokenizer",
+    subwords="captioner.data.subwords:SubwordTokenizer",
 )
 TASKS = Registry(
     "task",

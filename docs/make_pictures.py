@@ -20,8 +20,8 @@ from captioner import Captioner
 from captioner.data.images import open_image
 from captioner.visualization import Caption, OverlayStyle, caption_gif
 from captioner.visualization.overlay import word_overlay
-from captioner.visualization.sheet import contact_sheet
 from captioner.visualization.style import STYLES, Layers
+from captioner.visualization.word_pictures import contact_sheet
 
 DOCS = Path(__file__).parent
 PHOTOS, PICTURES = DOCS / "photos", DOCS / "pictures"

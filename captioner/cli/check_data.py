@@ -123,7 +123,7 @@ def _read_splits(
 def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
     from captioner.data.images import open_image
-    from captioner.visualization.sheet import contact_sheet
+    from captioner.visualization.word_pictures import contact_sheet
 
     images = [(name, image) for name, split in splits.items() for image in split.images]
     readable = [(name, image) for name, image in images if image.path in sizes]

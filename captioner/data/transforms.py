@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from captioner.config import Interpolation, ResizeMode
+from captioner.data.augmentation import (
+    ON_TENSORS,
+    Augmentation,
+    in_whole_pixels,
+    random_view,
+    resize_on_tensor,
+    with_other_colours,
+)
 from captioner.data.images import MIN_CONTRAST
 from captioner.types import Geometry
 
@@ -18,18 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP = 3.0  # an image that is so many times as large as its input is reduced in two steps
-_ON_TENSORS = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
-_GREY = np.array([0.299, 0.587, 0.114])  # what Pillow makes grey of
 MAX_ROUGHNESS = 0.6  # variance of neighbours' differences over that of white noise
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of training images, as in `DataConfig`. Each is off at its default."""
-
-    flip: float = 0.0
-    min_area: float = 1.0
-    colour: float = 0.0
 
 
 class ImageTransform:
@@ -116,7 +111,7 @@ class ImageTransform:
         view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
         augmentation = self.augmentation if generator else None
         if augmentation and generator:
-            view = _random_view(view, augmentation, generator)
+            view = random_view(view, augmentation, generator)
         width, height = self.width_px, self.height_px
         if self.resize == "crop":
             view = self._centre_crop(view)
@@ -125,15 +120,15 @@ class ImageTransform:
             width = min(width, max(1, round(view.width_px * scale)))
             height = min(height, max(1, round(view.height_px * scale)))
         if augmentation:
-            view = _in_whole_pixels(view)
+            view = in_whole_pixels(view)
         # Sums may exceed the image by a rounding error, which Pillow refuses.
         right = min(view.left_px + view.width_px, image.width)
         bottom = min(view.top_px + view.height_px, image.height)
         is_small = view.width_px < GAP * width and view.height_px < GAP * height
-        if augmentation and is_small and self.resampling in _ON_TENSORS:
+        if augmentation and is_small and self.resampling in ON_TENSORS:
             place = slice(int(view.top_px), int(bottom)), slice(int(view.left_px), int(right))
-            mode = _ON_TENSORS[self.resampling]
-            pixels = _resize_on_tensor(np.asarray(image)[place], (height, width), mode)
+            mode = ON_TENSORS[self.resampling]
+            pixels = resize_on_tensor(np.asarray(image)[place], (height, width), mode)
         else:
             # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
             box = (view.left_px, view.top_px, right, bottom)
@@ -142,7 +137,7 @@ class ImageTransform:
         if view.flipped:
             pixels = np.ascontiguousarray(pixels[:, ::-1])
         if augmentation and generator and augmentation.colour:
-            pixels = _with_other_colours(pixels, augmentation.colour, generator)
+            pixels = with_other_colours(pixels, augmentation.colour, generator)
         return pixels, view
 
     def shows_something(self, array: np.ndarray) -> bool:
@@ -181,66 +176,3 @@ class ImageTransform:
             width_px=width,
             height_px=height,
         )
-
-
-def _in_whole_pixels(view: Geometry) -> Geometry:
-    """Return a view that begins and ends between two pixels of the image."""
-    left, top = math.floor(view.left_px), math.floor(view.top_px)
-    width, height = max(1, round(view.width_px)), max(1, round(view.height_px))
-    return replace(
-        view,
-        left_px=min(left, view.photo_width_px - width),
-        top_px=min(top, view.photo_height_px - height),
-        width_px=width,
-        height_px=height,
-    )
-
-
-def _resize_on_tensor(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
-    """Resize uint8 [height, width, 3] as Pillow does, in a fifth of its time, with PyTorch."""
-    import torch
-    from torch.nn import functional as F
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(pixels)  # which is only read
-    # With these strides of a batch of one, PyTorch takes its channels-last way.
-    height, width, channels = pixels.shape
-    row, column, channel = tensor.stride()
-    batch = tensor.as_strided((1, channels, height, width), (height * row, channel, row, column))
-    resized: Any = F.interpolate(batch, size=size, mode=mode, antialias=True)
-    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
-
-
-def _with_other_colours(
-    pixels: np.ndarray, most: float, generator: np.random.Generator
-) -> np.ndarray:
-    """Return pixels with other brightness, contrast and saturation, each changed by up to `most`.
-
-    These are the changes of Pillow's ImageEnhance one after another, as one matrix, so that levels
-    are rounded and cut off once.
-    """
-    brightness, contrast, saturation = 1.0 + generator.uniform(-most, most, 3)
-    image = Image.fromarray(pixels)
-    mean = np.asarray(image.resize((1, 1), Image.Resampling.BOX), dtype=np.float64)[0, 0]
-    scale = brightness * contrast * (saturation * np.eye(3) + (1 - saturation) * _GREY)
-    offset = np.full(3, (1 - contrast) * brightness * (_GREY @ mean))
-    matrix = np.column_stack([scale, offset]).ravel().tolist()
-    return np.asarray(image.convert("RGB", tuple(matrix)))
-
-
-def _random_view(
-    view: Geometry, augmentation: Augmentation, generator: np.random.Generator
-) -> Geometry:
-    """Draw a crop with the image's aspect ratio, and whether it is mirrored."""
-    side = generator.uniform(augmentation.min_area, 1.0) ** 0.5
-    flipped = bool(generator.random() < augmentation.flip)
-    left, top = generator.random(2) * (1.0 - side)
-    return replace(
-        view,
-        left_px=left * view.width_px,
-        top_px=top * view.height_px,
-        width_px=side * view.width_px,
-        height_px=side * view.height_px,
-        flipped=flipped,
-    )

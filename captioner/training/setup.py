@@ -13,12 +13,13 @@ from torch import Tensor
 from captioner.checkpoint import load_vocabulary, load_weights, model_folder, verify
 from captioner.config.settings import Config, DataConfig
 from captioner.config.validation import data_sources, unused_settings, validate
+from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.splits import CaptionedImage
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, DataError, ImageError
 from captioner.log import logger

@@ -17,8 +17,9 @@ from captioner.data.images import open_image, png, upright_rgb
 from captioner.errors import CaptionerError, ConfigError, ImageError
 from captioner.files import save_bytes
 from captioner.types import Geometry
-from captioner.visualization.sheet import attention_sheet, caption_gif, vector_sheet
+from captioner.visualization.sheet import attention_sheet, vector_sheet
 from captioner.visualization.style import Style
+from captioner.visualization.word_pictures import caption_gif
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

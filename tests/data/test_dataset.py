@@ -11,12 +11,13 @@ import tiny
 import torch
 
 from captioner.config import ResizeMode
+from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizer import WordTokenizer
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 
 tokenize = WordTokenizer().split

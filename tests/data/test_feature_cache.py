@@ -15,11 +15,12 @@ import tiny
 import torch
 from torch import Tensor
 
+from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.models.backbones.backbone import build_backbone

@@ -12,9 +12,10 @@ import tiny
 import torch
 
 from captioner.config.settings import DataConfig, SourceConfig
+from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.sources import SourceImages, captions_digest, read_sources
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(tiny.WORDS)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.augmentation import Augmentation
+from captioner.data.transforms import ImageTransform
 
 
 def noise(height: int, width: int) -> np.ndarray:

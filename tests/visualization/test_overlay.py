@@ -9,8 +9,9 @@ import pytest
 from photos import noise
 from PIL import Image, ImageColor, ImageDraw
 
+from captioner.data.augmentation import Augmentation
 from captioner.data.images import open_image
-from captioner.data.transforms import Augmentation, ImageTransform
+from captioner.data.transforms import ImageTransform
 from captioner.errors import ImageError
 from captioner.types import Geometry
 from captioner.visualization.overlay import (
