@@ -181,11 +181,12 @@ class TextWriter:
         texts = {path: text for path, (text, _) in self._rows.items() if isinstance(path, Path)}
         folders = [os.path.dirname(os.path.abspath(page.file)) for page in self.pages]
         top = os.path.commonpath(folders) if folders else None
+        pages = {os.path.realpath(page.file) for page in self.pages}
         for page in self.pages:
             copy = page.file.with_name(f"{page.file.stem}.alt{page.file.suffix}")
             file = copy if output is None else output / os.path.relpath(page.file, top)
             try:
-                if os.path.abspath(file) == os.path.abspath(page.file):
+                if os.path.realpath(file) in pages:
                     raise CaptionerError(f"{file}: would be replaced; choose another --output")
                 (written if self._save(page.filled(texts), file) else self._kept).append(file)
             except CaptionerError as error:

@@ -177,6 +177,11 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
         "site/page.html",
         "site/blog/page.html",
     }
+    into = ("--write", "html", "--output", "blog", "--overwrite")  # would replace the other page
+    refused = caption("page.html", "blog/page.html", *into)
+    assert refused.code == 1
+    assert "blog/page.html: would be replaced" in refused.stderr
+    assert "../photos/" in (tmp_path / "blog" / "page.html").read_text()
 
 
 # -------------------------------------------------------------------------------------- sidecars
