@@ -265,6 +265,10 @@ def run_local(job: Job, shards: Sequence[Shard], workers: int | None) -> Iterato
                 parts = [pool.submit(_run, shard) for shard in shards]
             for done in as_completed(parts):
                 yield done.result()
+        except (KeyboardInterrupt, GeneratorExit):
+            for process in multiprocessing.active_children():
+                process.kill()  # or those that still start would miss the queue of jobs, and say so
+            raise
         except BrokenProcessPool:
             raise CaptionerError(
                 "a worker process was ended, usually because memory is short; run the same command "

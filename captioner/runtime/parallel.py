@@ -46,16 +46,25 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 def blocked_interrupts() -> Iterator[None]:
     """Start processes that Ctrl-C cannot reach before they say what it does to them.
 
-    They would print a traceback. For this process it comes afterwards.
+    They would print a traceback. For this process it comes afterwards, also where a thread that
+    does not block it was chosen to get it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    came, handler = list[int](), signal.getsignal(signal.SIGINT)
+    in_main = threading.current_thread() is threading.main_thread() and handler is not None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        if in_main:
+            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         yield
     finally:
+        if in_main:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def end_with_parent(on_interrupt: signal.Handlers) -> None:

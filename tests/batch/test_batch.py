@@ -224,6 +224,18 @@ def test_a_killed_run_is_finished_by_the_next(
     assert parts(output) == parts(undisturbed)
 
 
+def test_ctrl_c_while_workers_start_ends_them_without_a_word(
+    programs: Programs, collection: Path, model: Path, tmp_path: Path
+) -> None:
+    command = ["captioner", "batch", collection, "--output", tmp_path / "out", "--checkpoint"]
+    run = programs.start(*command, model, *("--device", "cpu", "--workers", 2, "--shard-size", 10))
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    run.wait_until(lambda: len(children.read_text().split()) > 1)  # the first keeps semaphores
+    run.signal(signal.SIGINT)
+    outcome = run.wait()
+    assert (outcome.code, "Traceback" in outcome.stderr) == (130, False), outcome.stderr
+
+
 def test_one_run_at_a_time_writes_to_a_folder(
     batch: Batch, collection: Path, undisturbed: Path, capsys: Captured
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,22 @@ def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
     while Path(f"/proc/{worker}").exists():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_processes_start_with_interrupts_blocked_until_they_say_what_these_do() -> None:
+    here = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(1, context) as pool,
+        ProcessPoolExecutor(1, context, passes.end_with_parent, (signal.SIG_IGN,)) as ready,
+    ):
+        with passes.blocked_interrupts():
+            masks = [p.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()) for p in (pool, ready)]
+        assert [signal.SIGINT in mask.result() for mask in masks] == [True, False]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == here
+    with ThreadPoolExecutor(1) as other, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        other.submit(int).result()  # a thread that does not block it
+        with passes.blocked_interrupts():
+            other.submit(signal.raise_signal, signal.SIGINT).result()
+            masks.clear()
+    assert not masks, "it came afterwards"
