@@ -23,7 +23,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 import tiny
 from programs import REPOSITORY
@@ -152,8 +151,6 @@ def home(tmp_path: Path, made: Path) -> Path:
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     for run in ("one", "two", "mine", "flickr8k_soft"):
         shutil.copytree(made / "run", tmp_path / "runs" / run)
-    manifest = pyarrow.table({"path": [str(tmp_path / "photo.jpg")]})
-    pyarrow.parquet.write_table(manifest, tmp_path / "manifest.parquet")
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     programs = tmp_path / "bin"
     programs.mkdir()
