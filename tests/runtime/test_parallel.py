@@ -99,6 +99,15 @@ def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, whatever tests before have made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_processes_start_with_interrupts_blocked_until_they_say_what_these_do() -> None:
     here = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     context = multiprocessing.get_context("spawn")
