@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,15 +99,6 @@ def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, whatever tests before have made of it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
 def test_processes_start_with_interrupts_blocked_until_they_say_what_these_do() -> None:
     here = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     context = multiprocessing.get_context("spawn")
@@ -119,9 +110,3 @@ def test_processes_start_with_interrupts_blocked_until_they_say_what_these_do() 
             masks = [p.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()) for p in (pool, ready)]
         assert [signal.SIGINT in mask.result() for mask in masks] == [True, False]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == here
-    with ThreadPoolExecutor(1) as other, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        other.submit(int).result()  # a thread that does not block it
-        with passes.blocked_interrupts():
-            other.submit(signal.raise_signal, signal.SIGINT).result()
-            masks.clear()
-    assert not masks, "it came afterwards"
