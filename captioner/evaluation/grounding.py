@@ -188,9 +188,11 @@ def summary(words: Sequence[GroundedWord]) -> dict[str, Any]:
 # github.com/LisaAnne/Hallucination: a line for each of COCO's 80 categories, its name first.
 SYNONYMS = Path(__file__).with_name("coco_synonyms.txt")
 # Plurals that no ending gives away.
-_PLURALS = "men man, women woman, policemen policeman, gentlemen gentleman, geese goose, mice mouse"
-_PLURALS += ", grandchildren grandchild, persons person"
-IRREGULAR = dict(pair.split() for pair in _PLURALS.split(", "))
+IRREGULAR = dict(
+    pair.split(":")
+    for pair in "men:man women:woman policemen:policeman gentlemen:gentleman geese:goose "
+    "mice:mouse grandchildren:grandchild persons:person".split()
+)
 # CHAIR's rules for two words that are read as one.
 AGES = frozenset({"baby", "adult"})
 ANIMALS = frozenset("bird cat dog horse sheep cow elephant bear zebra giraffe".split())

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 PASSES = 2  # in parallel; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU
@@ -21,7 +21,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Device: TypeAlias = Any  # a `torch.device`, or without PyTorch an object of the type `cpu`
+
+
+class Device(Protocol):
+    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
+
+    @property
+    def type(self) -> str: ...
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
