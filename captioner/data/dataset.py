@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from captioner.data.batch import Batch
 from captioner.data.feature_cache import FeatureCache
@@ -101,7 +101,7 @@ class CaptionDataset(Dataset[Batch]):
         seed = torch.tensor(seed_of(self.seed, epoch))
         first = int(entries[0]) if len(entries) else -1  # an entry is in one batch of an epoch only
         read = np.array(list(inputs), dtype=np.int64)  # rising
-        joined = torch.stack(list(inputs.values())) if inputs else torch.zeros(0)
+        joined = default_collate([*inputs.values()]) if inputs else torch.zeros(0)  # shared memory
         pixels = joined.dtype == torch.uint8  # [B, H, W, 3]
         return Batch(
             inputs=joined.permute(0, 3, 1, 2) if pixels else joined,
