@@ -113,5 +113,5 @@ class AveragedModel:
         averages = dict(self.model.named_parameters())
         pairs = [(averages[name], p) for name, p in model.named_parameters() if p.requires_grad]
         torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], weight)
-        if buffers := list(model.buffers()):
+        if model.encoder.batch_norm == "train" and (buffers := list(model.buffers())):
             torch._foreach_copy_(list(self.model.buffers()), buffers)
