@@ -21,8 +21,7 @@ def graphs_of_search(device: torch.device) -> GraphCache | None:
     """Return the graphs for the search of one decoder on a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
-    record = torch.cuda.is_available()  # tests pretend that there is one
-    return GraphCache(record=record, device=device)
+    return GraphCache(record=torch.cuda.is_available(), device=device)  # tests pretend to have one
 
 
 class GraphCache:
@@ -86,8 +85,7 @@ class GraphCache:
         if key not in self.graphs:
             recordable = after is None or self.graphs.get(after) is not None
             self.graphs[key] = self.record_graph(function) if recordable else None
-        recorded = self.graphs[key]
-        if recorded is None:
+        if (recorded := self.graphs[key]) is None:
             return function()
         graph, output = recorded
         graph.replay()

@@ -20,6 +20,8 @@ from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid, given_mode
 
+FEW = 32  # images; to search for so few, starting the compiler takes longer than it saves
+
 
 def indexed_tensors(value: Any, index: Any) -> dict[str, Tensor]:
     """Return the fields of a dataclass that are tensors, by name, each indexed."""
@@ -102,10 +104,10 @@ def fused_additive_scores() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None
         torch.compile(torch.sin)(torch.zeros(2, device="cuda"))
     except RuntimeError as error:
         reason = error_summary(error, part="line")
-        logger.info(
-            f"attention.score additive takes several kernels for want of a compiler ({reason})"
-        )
+        logger.info(f"attention.score additive is slower for want of a compiler ({reason})")
         return None
+    # The default, 8, is too few for a self-critical run with its validations.
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(additive_scores)
 
 
@@ -135,7 +137,8 @@ class AdditiveScore(Score):
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
         if keys.is_cuda and torch.compiler.is_compiling():  # fused with the rest of the step
             return additive_scores(queries, keys, weight)
-        if keys.is_cuda and (fused := fused_additive_scores()):
+        many = torch.is_grad_enabled() or len(keys) > FEW
+        if keys.is_cuda and many and (fused := fused_additive_scores()):
             return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()

@@ -10,10 +10,12 @@ import plain
 import pytest
 import torch
 from plain import Vector
+from pretend_gpu import CUDA, PretendedGPU, move
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
+    FEW,
     AdditiveScore,
     Attention,
     HardSelect,
@@ -122,6 +124,26 @@ def test_the_function_that_a_gpu_fuses_is_the_additive_score(heads: int) -> None
     keys = torch.randn(B, heads, L, A // heads, dtype=torch.float64)
     found = additive_scores(queries, keys, score.energy.weight.view(heads, 1, 1, -1))
     torch.testing.assert_close(found, score.compare(queries, keys), rtol=1e-12, atol=1e-12)
+
+
+def test_a_gpu_s_compiler_is_started_for_training_and_for_many_photos_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    score, compared = build("additive"), list[int]()
+
+    def fused(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
+        compared.append(len(keys))
+        return additive_scores(queries, keys, weight)
+
+    place = "captioner.models.attention.attention.fused_additive_scores"
+    monkeypatch.setattr(place, lambda: fused)
+    with PretendedGPU():
+        move(score)
+        for photos, training in ((FEW, False), (FEW + 1, False), (2, True)):
+            queries, keys = (torch.randn(photos, 1, n, A).to(CUDA) for n in (K, L))
+            with torch.set_grad_enabled(training):
+                score.compare(queries, keys)
+    assert compared == [FEW + 1, 2]
 
 
 ROWS, COLUMNS = 4, 6
