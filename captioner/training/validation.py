@@ -30,8 +30,7 @@ from captioner.runtime.parallel import prefetch
 from captioner.runtime.processes import from_first_process, gathered
 from captioner.visualization import Caption, attention_sheet
 
-BATCH_SIZE = 25  # images; on a GPU, where the time is that of starting kernels, GPU_BATCH_SIZE
-GPU_BATCH_SIZE = 200
+BATCH_SIZE, GPU_BATCH_SIZE = 25, 256  # images; a GPU computes multiples of 64
 EARLY_STEPS = 500  # before these, attention that is flat is no alarm: it begins so
 FLAT_ENTROPY = 0.995  # of the uniform map's; above it attention says nothing
 FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
