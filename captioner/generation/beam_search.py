@@ -107,7 +107,7 @@ def _search_in_fixed_shapes(
     """Search in whole batches; ask the device only every few words whether all are done."""
     images, *shape = grid.features.shape
     size, count = padded_size(images), options.num_captions
-    options = replace(options, num_captions=1, at_test=None, paths=0)  # the same for all graphs
+    options = replace(options, num_captions=1, at_test=None, paths=0, seed=None)  # as all graphs
     key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
     xp = array_namespace(grid.features)
     # The last image fills the batch: an empty one could take longer than all others.

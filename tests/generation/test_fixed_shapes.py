@@ -158,7 +158,9 @@ def test_sampled_cells_are_drawn_in_a_graph_as_without() -> None:
     for graphs in (GraphCache(record=False), CPUGraphs()):
         torch.manual_seed(1)
         with hard_attention_mode("sample"):
-            found.append([search(decoder, grid, SearchOptions(), graphs) for _ in range(4)])
+            seeds = range(4)  # each of another request: in the same graphs
+            found.append([search(decoder, grid, SearchOptions(seed=s), graphs) for s in seeds])
+    assert any(graph.replays > 1 for graph, _ in graphs.graphs.values())
     for one, other in zip(*found, strict=True):
         assert_same_bits(one, other)
     assert [h.cells.tolist() for h, *_ in found[0][0]] != [
