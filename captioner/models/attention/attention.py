@@ -137,7 +137,7 @@ class AdditiveScore(Score):
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
         if keys.is_cuda and torch.compiler.is_compiling():  # fused with the rest of the step
             return additive_scores(queries, keys, weight)
-        many = torch.is_grad_enabled() or len(keys) > FEW
+        many = len(keys) > FEW or not torch.is_inference_mode_enabled()  # training samples, too
         if keys.is_cuda and many and (fused := fused_additive_scores()):
             return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step

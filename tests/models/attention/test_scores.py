@@ -139,9 +139,9 @@ def test_a_gpu_s_compiler_is_started_for_training_and_for_many_photos_only(
     monkeypatch.setattr(place, lambda: fused)
     with PretendedGPU():
         move(score)
-        for photos, training in ((FEW, False), (FEW + 1, False), (2, True)):
+        for photos, searches in ((FEW, True), (FEW + 1, True), (2, False)):
             queries, keys = (torch.randn(photos, 1, n, A).to(CUDA) for n in (K, L))
-            with torch.set_grad_enabled(training):
+            with torch.inference_mode(searches):
                 score.compare(queries, keys)
     assert compared == [FEW + 1, 2]
 
