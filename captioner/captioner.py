@@ -163,6 +163,8 @@ class Captioner:
 
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
         """Caption several images in one batch, which is faster; settings as for `options`."""
+        if settings.get("num_captions"):
+            raise ConfigError("num_captions: this returns one caption an image; use n_best")
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
 
     def n_best(
@@ -342,9 +344,9 @@ class Captioner:
 
         if not isinstance(data, (str, Path)):
             return evaluate(self, data, **settings)
-        from captioner.data.layouts import read_split
+        from captioner.data.layouts import CaptionedData, DataFiles
 
-        found = read_split(format=format, root=data, split=split)
+        found = CaptionedData(DataFiles(format, data)).split_to_score(split)
         for sentence in found.left_out(split):
             logger.warning(sentence)
         return evaluate(self, found.images, **settings)

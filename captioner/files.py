@@ -66,8 +66,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            raise IsADirectoryError("it is a folder")
+            raise IsADirectoryError
         yield
+    except IsADirectoryError:
+        raise CaptionerError(f"{path} is a folder; name a file in it") from None
     except (FileExistsError, NotADirectoryError):
         raise CaptionerError(f"{path.parent} is a file, not a folder; choose another") from None
     except OSError as error:

@@ -44,9 +44,9 @@ def is_tar(name: str) -> bool:
     return name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
-def shards_of(source: str, shard_size: int) -> list[Shard]:
+def shards_of(source: str, shard_size: int, image_column: str | None = None) -> list[Shard]:
     """Divide an input into shards, always in the same way; a tar file is a shard."""
-    rows = input_rows(source)
+    rows = input_rows(source, image_column)
     size = 1 if is_tar(source) else shard_size
     parts = iter(lambda: list(islice(rows, size)), [])
     shards = [Shard(number, part) for number, part in enumerate(parts)]
@@ -55,11 +55,14 @@ def shards_of(source: str, shard_size: int) -> list[Shard]:
     return shards
 
 
-def input_rows(name: str) -> Iterator[Row]:
-    """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file)."""
+def input_rows(name: str, image_column: str | None = None) -> Iterator[Row]:
+    """Yield the id and the path or URL of each photo (of WebDataset shards: of each tar file).
+
+    `image_column` is a table's column of photos, if it has no usual name.
+    """
     try:
         with accessing(name):
-            yield from _input_rows(name)
+            yield from _input_rows(name, image_column)
     except FileNotFoundError:
         raise DataError(f"{name}: no such file or folder") from None
     except (UnicodeDecodeError, pa.ArrowInvalid) as error:
@@ -69,25 +72,26 @@ def input_rows(name: str) -> Iterator[Row]:
         ) from None
 
 
-def _input_rows(name: str) -> Iterator[Row]:
+def _input_rows(name: str, column: str | None) -> Iterator[Row]:
     lower = name.lower()
     if is_tar(name):
         return ((path, path) for path in expand(name))
     if lower.endswith(".parquet"):
-        return (row for each in expand(name) for row in _table_rows(each, _parquet(each)))
+        tables = ((each, _parquet(each, column)) for each in expand(name))
+        return (row for each, records in tables for row in _table_rows(each, records, column))
     system, path = file_system(name)
     if system.isdir(path):
         return _folder_rows(name, system, path, path, seen=set())
     if any(sign in name for sign in "*?[{") and not system.exists(path):
         return ((each, each) for each in expand(name))
-    if not is_url(name) and (data := _captioned_data(name)) is not None:
+    if not (column or is_url(name)) and (data := _captioned_data(name)) is not None:
         logger.info(data.description())
         split = data.everything()
         images = [image.path for image in (*split.images, *split.uncaptioned)]
         found = map(str, [*images, *split.missing])
         return ((os.path.relpath(path, data.data.folder), path) for path in found)
     if lower.endswith((".csv", ".tsv", ".jsonl", ".ndjson", ".json")):
-        return _table_rows(name, _records(name))
+        return _table_rows(name, _records(name), column)
     with system.open(path, "r", encoding="utf-8-sig") as lines:  # a path or URL a line
         photos = [photo for line in lines if (photo := line.strip("\r\n"))]
     return ((photo, _resolve(name, photo)) for photo in photos)
@@ -130,15 +134,18 @@ def _folder_rows(name: str, system: Any, top: str, folder: str, seen: set[str]) 
             yield from _folder_rows(name, system, top, posixpath.join(folder, each), seen)
 
 
-def _table_rows(name: str, records: Iterator[dict[str, Any]]) -> Iterator[Row]:
+def _table_rows(
+    name: str, records: Iterator[dict[str, Any]], image_column: str | None
+) -> Iterator[Row]:
     """Yield the photos of a table, whose id, where it has one, may be a number."""
     column, empty = None, list[int]()
     for number, record in enumerate(records, start=1):
-        column = column or usual_column(list(record), IMAGE_COLUMNS)
+        names = [image_column] if image_column else IMAGE_COLUMNS
+        column = column or usual_column(list(record), names)
         if column is None:
             raise DataError(
-                f"{name}: has no column path, image or file_name; its columns are "
-                f"{', '.join(record) or 'none'}"
+                f"{name}: has no column {image_column or 'path, image or file_name'}; its columns "
+                f"are {', '.join(record) or 'none'} (name that of the photos with --image-column)"
             )
         photo = record.get(column)
         if photo in (None, ""):
@@ -165,12 +172,12 @@ def _records(name: str) -> Iterator[dict[str, Any]]:
         raise DataError(bad[0])
 
 
-def _parquet(name: str) -> Iterator[dict[str, Any]]:
+def _parquet(name: str, column: str | None) -> Iterator[dict[str, Any]]:
     """Yield the rows of a Parquet file, of the columns that `_table_rows` reads."""
     system, path = file_system(name)
     with system.open(path, "rb") as file:
         table = pq.ParquetFile(file)
-        wanted = ("id", *IMAGE_COLUMNS)
+        wanted = ("id", *IMAGE_COLUMNS, (column or "").lower())
         columns = [each for each in table.schema_arrow.names if each.lower() in wanted]
         for batch in table.iter_batches(columns=columns or None):
             yield from batch.to_pylist()

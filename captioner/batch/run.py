@@ -122,7 +122,13 @@ class Totals:
 
 
 def run_batch(
-    source: str, job: Job, engine: Engine, *, shard_size: int, retry_errors: bool = False
+    source: str,
+    job: Job,
+    engine: Engine,
+    *,
+    shard_size: int,
+    image_column: str | None = None,
+    retry_errors: bool = False,
 ) -> Totals:
     """Caption all photos of a source (a path, URL or pattern) that are not captioned yet.
 
@@ -139,7 +145,7 @@ def run_batch(
     ):
         job = replace(job, output=output.name, model=model)
         job, settings = _settled(output, job, shard_size, source)
-        shards = shards_of(source, shard_size)
+        shards = shards_of(source, shard_size, image_column)
         output.write(SETTINGS, json.dumps(settings, indent=1).encode())
         done = _finished(output, shards, job, retry_errors=retry_errors)
         if done:

@@ -25,6 +25,7 @@ def batch(parser: parsing.CommandParser) -> int:
     add("--output", type=parsing.folder_name, required=True, metavar="DIR", help=help_)
     parsing.add_model_options(parser, engine="--model-engine")  # --engine distributes the work
     parsing.add_search_options(parser, min_words=True)
+    add("--image-column", metavar="NAME", help="a table's column of photos")
     add("--maps", action="store_true", help="also write the attention maps, as float16")
     add = parser.add_argument_group("distribution of the work").add_argument
     help_ = "processes on this machine, or Ray (default: local)"
@@ -67,6 +68,7 @@ def batch(parser: parsing.CommandParser) -> int:
         job,
         engine,
         shard_size=arguments.shard_size,
+        image_column=arguments.image_column,
         retry_errors=arguments.retry_errors,
     )
     if logger.isEnabledFor(logging.INFO):

@@ -35,7 +35,7 @@ def check_data(parser: parsing.CommandParser) -> int:
     parsing.add_layout_options(parser)
     add("--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer")
     words = DataConfig.max_words
-    help_ = f"as data.max_words of the training (default: {words})"
+    help_ = f"as data.max_words of the training (default: {words}); not for subwords"
     add("--max-words", type=parsing.whole_number, default=words, metavar="N", help=help_)
     help_ = f"draw up to {ON_SHEET} photos at random with a caption each (.jpg or .png)"
     add("--contact-sheet", type=Path, metavar="FILE", help=help_)

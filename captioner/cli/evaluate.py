@@ -42,7 +42,8 @@ def evaluate(parser: parsing.CommandParser) -> int:
     help_ = "score captions of any model: COCO results, results.json, a table, an output of batch"
     add("--results", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, help="write results.json here")
-    add("--report", type=Path, metavar="FILE", help="write a page with figures and photos here")
+    help_ = "write a page (.html) with figures and photos here"
+    add("--report", type=Path, metavar="FILE", help=help_)
     add("--limit", type=parsing.whole_number, metavar="N", help="only the first N photos")
     add("--train-split", metavar="SPLIT", help="count the captions that are not in this split")
     seconds, help_ = parsing.number_from(1), "for the scorers, in seconds (default: 600)"
@@ -62,6 +63,8 @@ def evaluate(parser: parsing.CommandParser) -> int:
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json
 
+    if arguments.report and arguments.report.suffix.lower() not in (".html", ".htm"):
+        parser.error(f"argument --report: {arguments.report} does not end in .html")
     written = [file for file in (arguments.output, arguments.report) if file]
     for file in written:
         check_writable(file)  # before hours of captioning
@@ -102,7 +105,7 @@ def score_file(
     from captioner.evaluation.evaluate import score_texts
     from captioner.evaluation.results import match_captions, read_captions
 
-    captions = read_captions(path, split)
+    captions = read_captions(path, split, data)
     references = CaptionedData(data)
     images = references.references(split)[:limit]
     texts = match_captions(captions, images)
@@ -134,8 +137,7 @@ def _caption_split(
     from captioner.evaluation.evaluate import evaluate
     from captioner.evaluation.grounding import Objects
 
-    split = data.split(arguments.split)
-    data.warn_of_training_photos(arguments.split)
+    split = data.split_to_score(arguments.split)
     images = split.images[: arguments.limit]
     if not images:
         raise DataError(
@@ -251,7 +253,7 @@ def compare(parser: parsing.CommandParser) -> int:
     parsing.add_data_options(parser, required=False, default="test", help=help_)
     arguments = parser.parse()
 
-    from captioner.evaluation.intervals import paired_bootstrap
+    from captioner.evaluation.intervals import FEW_PHOTOS, paired_bootstrap
 
     a, b = arguments.a, arguments.b
     (signature_a, scores_a), (signature_b, scores_b) = (_scores(path, arguments) for path in (a, b))
@@ -268,8 +270,9 @@ def compare(parser: parsing.CommandParser) -> int:
             f"{a} and {b} are not of the same photos and references; evaluate both models on the "
             "same split"
         )
-    found = paired_bootstrap(scores_a, scores_b)
-    show(f"A {a}\nB {b}\n{len(scores_a.image_ids)} photos\n")
+    found, count = paired_bootstrap(scores_a, scores_b), len(scores_a.image_ids)
+    few = ", too few to tell two models apart" if count < FEW_PHOTOS else ""
+    show(f"A {a}\nB {b}\n{count} photos{few}\n")
     show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
     for name, row in found.items():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]"
@@ -286,6 +289,11 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     from captioner.evaluation.intervals import ImageScores
     from captioner.evaluation.results import read_results
 
+    if path.is_dir() and not (path / "parts").is_dir():
+        raise DataError(
+            f"{path} is a folder without captions; compare files, as captioner evaluate "
+            f"--checkpoint {path} --output FILE writes them"
+        )
     if arguments.root is not None:
         content = score_file(path, parsing.chosen_data(arguments), arguments.split)
         return content["signature"], ImageScores.of(content["images"])

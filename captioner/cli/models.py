@@ -88,8 +88,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     training: list[CaptionedImage] = []
     for format_, root, split in zip(formats, arguments.root, splits, strict=True):
         data_set = CaptionedData(DataFiles(format_, root), val_split=split)
-        found = data_set.split(split)
-        data_set.warn_of_training_photos(split)
+        found = data_set.split_to_score(split)
         for sentence in found.left_out(split):
             logger.warning(sentence)
         if not found.images:

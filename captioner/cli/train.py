@@ -266,7 +266,7 @@ def plot(parser: parsing.CommandParser) -> int:
                 entries.append(json.loads(line))
     if not entries:
         raise CheckpointError(
-            f"{metrics}: has no entries; name the folder of a training run that has logged some"
+            f"{metrics}: is missing or empty; name a run, the folder that train.output named"
         )
     output = arguments.output or arguments.run / "plots"
     curves = [output / f"curves.{kind}" for kind in CURVES if {kind, "all"} & {*arguments.save}]

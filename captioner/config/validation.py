@@ -98,7 +98,7 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
     if optim.warmup_steps > steps:
         sentences.append(
             f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays "
-            f"below optim.lr; use {steps} or fewer, or more train.epochs"
+            "below optim.lr, and little is learned; use more train.epochs, or fewer of them"
         )
     return sentences
 

@@ -196,13 +196,15 @@ class CaptionedData:
                 )
         return self._split(chosen)
 
-    def warn_of_training_photos(self, name: str) -> None:
-        """Warn where a split of a data set without any has photos that a model learned from."""
-        if not self.split_names and name not in ("train", "val"):
+    def split_to_score(self, name: str) -> Split:
+        """Return a split, as `split`, with warnings of what no score should be read without."""
+        split = self.split(name)
+        if not self.split_names and split_name(name) not in ("train", "val"):
             logger.warning(
                 f"{self.data.root} has no splits, so all of its photos are used, those that a "
-                "model learned from too; --split val takes those that training held out"
+                "model learned from too; the split val is those that training held out"
             )
+        return split
 
     def everything(self) -> Split:
         """Return all images of all splits."""
@@ -342,7 +344,7 @@ def _not_recognised(data: DataFiles) -> str:
             parts.append(
                 f"{data.relative(path)} has the columns {listed(columns, 8)}"
                 + (f" and not {' or '.join(chosen)}" if chosen else "")
-                + " (choose two with --image-column and --caption-column, or write the heading "
+                + " (name two by --image-column and --caption-column, both, or write the heading "
                 "image,caption above)"
             )
     end = "Unpack archives and save spreadsheets as CSV; the layouts are listed in docs/data.md"

@@ -91,7 +91,7 @@ def read_sources(data: DataConfig, *, max_validation_images: int | None = None) 
     if shared:
         logger.warning(
             f"{shared} of the validation photos are training photos too, so that validation "
-            "metrics are too good; correct data.val_split"
+            "metrics are too good; correct data.val_split, or give more photos"
         )
     if len(validation) > 1:  # ids are distinct within a source only
         for name, members in validation.items():

@@ -133,7 +133,7 @@ def fit(
         every image is predicted by a calibrator that did not see it.
 
     Raises:
-        DataError: Too few captions, or all of them right or all wrong.
+        DataError: Too few captions, all of them right or all wrong, or nothing tells them apart.
     """
     features = np.concatenate([each.features for each in data])
     right = np.concatenate([each.scores for each in data]) >= right_from
@@ -141,7 +141,7 @@ def fit(
         raise DataError(
             f"{int(right.sum())} of {len(right)} captions are right (CIDEr-D at least "
             f"{right_from:g}); a calibrator needs at least {LEAST_IMAGES} captions, and {FOLDS} "
-            "right and wrong ones (--split all takes all photos of a data set without splits)"
+            "right and wrong ones: give more photos that the model has not learned from"
         )
     features, vectors = features[:, : len(FEATURES)], features[:, len(FEATURES) :]
     direction = () if training is None else _direction(training)
@@ -154,6 +154,11 @@ def fit(
         inside = folds != fold
         calibrator = _fit_logistic(empty, features[inside], right[inside])
         predicted[~inside] = calibrator.probabilities(features[~inside])
+    if (area := area_under_curve(predicted, right)) is not None and area <= 0.5:
+        raise DataError(
+            f"{len(right)} captions are too few: confidences fitted on them rank others no better "
+            f"than chance (area under the curve {area:.2f}); give more photos"
+        )
     calibrator = replace(
         _fit_logistic(empty, features, right),
         threshold=float(np.quantile(predicted[right], MARKED_RIGHT, method="lower")),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captioner.data.formats.table import read_tables
+from captioner.data.formats.table import columns_of, read_tables
 from captioner.data.layouts import DataFiles
 from captioner.data.records import read_json
 from captioner.data.splits import CaptionedImage, split_name
@@ -42,13 +42,14 @@ def read_results(path: Path) -> tuple[dict[str, Any], ImageScores]:
     return content["signature"], ImageScores.of(content["images"])
 
 
-def read_captions(path: Path, split: str) -> dict[str, str]:
+def read_captions(path: Path, split: str, data: DataFiles) -> dict[str, str]:
     """Read one caption an image, by id or name of the image, as any model may have written them.
 
     Args:
         path: COCO results, a results.json of `captioner evaluate`, a JSON object of names and
             captions, a table, or an output of `captioner batch`.
         split: Rows to read of a table that names splits.
+        data: Its columns are those of the table too, where it has them.
     """
     content = read_json(path) if path.suffix.lower() == ".json" else None
     found: list[tuple[str, str | None]] = []
@@ -61,7 +62,9 @@ def read_captions(path: Path, split: str) -> dict[str, str]:
     else:
         parts = path / "parts" if (path / "parts").is_dir() else path
         for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:
-            for row in read_tables(DataFiles(), [(file, "")]).images:
+            named = DataFiles(image_column=data.image_column, caption_column=data.caption_column)
+            known = {data.image_column, data.caption_column} <= {*(columns_of(file) or ())}
+            for row in read_tables(named if known else DataFiles(), [(file, "")]).images:
                 if split_name(row.split) in ("", split_name(split)):
                     found += [(str(row.name), text or None) for text in row.captions or [""]]
     captions: dict[str, str] = {}

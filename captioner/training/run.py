@@ -63,7 +63,8 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
         trainer = Trainer(setup, run, device)
         if checkpoint is not None:
             in_all_processes(lambda: trainer.restore(checkpoint))
-        from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
+        if not trainer.has_ended:  # else the settings of what was trained stay there
+            from_first_process(lambda: save_bytes(to_yaml(config).encode(), run / "config.yaml"))
         trainer.fit(validate_start=validate_start)
         choose_length_penalty(best, setup, device)
         if rank() == 0:

@@ -17,6 +17,7 @@ from captioner.checkpoint import load_training_state
 from captioner.checkpoint_writer import save_model
 from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
+from captioner.evaluation.intervals import FEW_PHOTOS
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
@@ -113,9 +114,9 @@ class Trainer:
                 self.before = self._validate().figures.get("CIDEr")
                 if self.before is not None:
                     count = len(self.setup.validation.images)
-                    few = ", too few to tell two models apart" if count < 50 else ""
+                    few = ", too few to tell two models apart" if count < FEW_PHOTOS else ""
                     logger.info(f"before: CIDEr {self.before:.3f} on {count} photos{few}")
-            while self.epoch < settings.epochs and not self._out_of_patience():
+            while not self.has_ended:
                 self._fit_epoch(log)
         if self.epoch == begin:
             logger.info(
@@ -137,6 +138,11 @@ class Trainer:
                     "the model that the run began with was better; use that, or train again with a "
                     "lower optim.lr"
                 )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all epochs are done, or patience is at an end."""
+        return self.epoch >= self.config.train.epochs or self._out_of_patience()
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.train.patience <= self.bad_epochs

@@ -57,7 +57,7 @@ REFUSED = {
     "export MODEL MODEL": "already exists",
     "export MODEL small --beam-size 0": "decoding.beam_size",
     "average MODEL MODEL MODEL": "already exists",
-    "plot nowhere": "name the folder of a training run",
+    "plot nowhere": "name a run",
     f"{TRAIN} --optim.lr fast": "optim.lr",
     f"{TRAIN} --data.root=": "data.root: is empty",
     "train --config 'no such recipe.yaml'": "no such recipe.yaml",

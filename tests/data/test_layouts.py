@@ -102,8 +102,8 @@ def test_without_splits_val_and_train_make_up_all(tmp_path: Path, capsys) -> Non
     assert sorted(i.image_id for part in parts.values() for i in part) == list(range(PHOTOS))
     assert len(whole) == PHOTOS
     assert read_split(root=tmp_path, split="train", val_share=0).images == whole
-    for split, warned in (("val", False), ("test", True)):
-        CaptionedData(DataFiles(root=tmp_path)).warn_of_training_photos(split)
+    for split, warned in (("val", False), ("Validation", False), ("test", True)):
+        CaptionedData(DataFiles(root=tmp_path)).split_to_score(split)
         assert ("that a model learned from too" in capsys.readouterr().err) == warned
 
 

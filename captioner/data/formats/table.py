@@ -131,11 +131,10 @@ def read_tables(data: DataFiles, tables: Sequence[tuple[Path, str]]) -> Annotati
     for path, split in tables:
         rows = list(_rows(path, data, bad))
         has_splits = any(row[-1] for row in rows)
-        for line, name, texts, image_id, of_row in rows:
-            if has_splits and not of_row:
-                bad.append(
-                    f"{path}, line {line}: the split is empty, but other rows have one; fill it"
-                )
+        if has_splits and (empty := [line for line, *_, of_row in rows if not of_row]):
+            lines = f"{path}, line {listed(empty)}"
+            bad.append(f"{lines}: the split is empty, but other rows have one; fill it")
+        for _, name, texts, image_id, of_row in rows:
             ids.setdefault(name, image_id)
             captions.setdefault((name, split or of_row), []).extend(texts)
     if bad:
