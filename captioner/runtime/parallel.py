@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,46 +43,6 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     cores = available_cores(cgroup)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(given)) if given.isdecimal() and int(given) else cores
-
-
-@contextmanager
-def blocked_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C cannot reach before they say what it does to them.
-
-    They would print a traceback. For this process it comes afterwards, also where a thread that
-    does not block it was chosen to get it.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    came, handler = list[int](), signal.getsignal(signal.SIGINT)
-    in_main = threading.current_thread() is threading.main_thread() and handler is not None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        if in_main:
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        yield
-    finally:
-        if in_main:
-            signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-def end_with_parent(on_interrupt: signal.Handlers) -> None:
-    """Prepare a worker process: it ends when its parent does, however that ends."""
-
-    def end() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    if hasattr(signal, "pthread_sigmask"):  # blocked when this process was started
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=end, daemon=True).start()
 
 
 @contextmanager
