@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.data.image_finder import files_of_others
 from captioner.errors import CaptionerError, ImageError
-from captioner.files import files_of_others
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:

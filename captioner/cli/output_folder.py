@@ -29,10 +29,11 @@ from captioner.checkpoint import MANIFEST
 from captioner.cli.output import STANDARD_INPUT
 from captioner.data.images import png
 from captioner.errors import CaptionerError
-from captioner.files import JOURNAL, claim_name, read_journal, save_bytes, word_names
+from captioner.files import JOURNAL, claim_name, read_journal, save_bytes
 from captioner.runtime.children import blocked_interrupts, end_with_parent
 from captioner.runtime.parallel import usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
+from captioner.visualization.word_pictures import word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption

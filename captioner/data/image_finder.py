@@ -9,17 +9,38 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
-from captioner.files import files_of_others
+from captioner.errors import CaptionerError
+from captioner.files import JOURNAL, read_journal
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
+PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
 MAX_DEPTH = 4  # folders below the root, as in flickr30k_images/flickr30k_images/
 _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
+
+
+def files_of_others(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return a folder's file names in order, without hidden ones and those that captioner wrote."""
+    try:
+        records = read_journal(folder / JOURNAL)
+    except CaptionerError:
+        records = {}
+    ours = {name for record in records.values() for name in record["pictures"]}
+    if records:
+        ours.add(JOURNAL)
+    drawn = {record["name"] for record in records.values()}
+
+    def is_ours(name: str) -> bool:
+        word = re.fullmatch(r"(.+)\.\d\d+-.+\.png", name)  # of whatever caption it had
+        is_word = word is not None and word[1] in drawn
+        return name.startswith(".") or name in ours or name.endswith(PICTURE_ENDINGS) or is_word
+
+    return sorted(itertools.filterfalse(is_ours, names))
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path]]:
