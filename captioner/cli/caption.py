@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.cli import command, load_captioner, output, parsing, show
-from captioner.data.image_finder import files_of_others
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import logger, printable, progress_bar
 
@@ -52,12 +51,10 @@ _OF_WRITE = {
     "xmp_merge": ("xmp",),
     "overwrite": ("txt", "xmp", "csv", "html"),
 }
-_FOLDER = "folder"  # counted next to the suffixes of files
 _MAX_BYTES = 2**28  # of a photo on standard input or at an address
 _DOWNLOAD_TIMEOUT_S = 60.0
 _LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
-_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
 
 @command
@@ -187,8 +184,6 @@ class _CaptionRun:
         """Return the photos to caption, each once, in the order given; say what is skipped."""
         arguments = self.arguments
         skipped: Counter[str] = Counter()
-        drawn = os.path.abspath(arguments.output) if arguments.output else None
-        list_photos = partial(photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
             if name == output.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
@@ -196,8 +191,11 @@ class _CaptionRun:
             elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
+                from captioner.cli.folders import photos_in
+
                 failures = self.failures
-                found = list(list_photos(Path(name), skipped, self._failed))
+                options = {"recursive": arguments.recursive, "leave_out": arguments.output}
+                found = list(photos_in(Path(name), skipped, self._failed, **options))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
@@ -212,8 +210,10 @@ class _CaptionRun:
                 photos += self.texts.images_of(Path(name))
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
-        if sentence := skipped_sentence(skipped):
-            logger.info(sentence)
+        if skipped:
+            from captioner.cli.folders import skipped_sentence
+
+            logger.info(skipped_sentence(skipped))
         return list(dict.fromkeys(photos))
 
     def _load_models(self) -> _Models:
@@ -352,58 +352,6 @@ class _CaptionRun:
     def _failed(self, reason: object) -> None:
         self.failures += 1
         logger.warning(str(reason))
-
-
-def skipped_sentence(skipped: Counter[str]) -> str:
-    """Return how many files and folders were skipped and what to do about it, or ""."""
-    from captioner.data.images import HEIF_SUFFIXES
-
-    parts = []
-    if kinds := sorted(set(skipped) - {_FOLDER}):
-        parts.append(f"skipped files: {skipped.total() - skipped[_FOLDER]} ({', '.join(kinds)})")
-    if HEIF_SUFFIXES & set(skipped):
-        parts.append("to read HEIC, install pillow-heif or convert the photos")
-    if count := skipped[_FOLDER]:
-        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
-    return "; ".join(parts)
-
-
-def photos_in(
-    folder: Path,
-    skipped: Counter[str],
-    failed: Callable[[object], None],
-    *,
-    recursive: bool = False,
-    leave_out: str | None = None,
-) -> Iterator[Path]:
-    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
-
-    What is left out is counted in `skipped`, by suffix, and as _FOLDER the folders. Links to
-    folders are followed, but no folder is gone into twice.
-    """
-    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
-
-    def unlisted(error: OSError) -> None:
-        failed(f"{error.filename}: cannot be listed ({error.strerror})")
-
-    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
-    seen = set[str]()
-    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        for name in files_of_others(Path(place), names):
-            suffix = Path(name).suffix.lower()
-            if suffix in suffixes:
-                yield Path(place, name)
-            elif suffix not in _OURS:
-                skipped[printable(suffix) or "no suffix"] += 1
-        shown = (name for name in sorted(folders) if not name.startswith("."))
-        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != leave_out]
-        if not recursive:
-            skipped[_FOLDER] += len(folders)
-            return
 
 
 def open_photo(photo: Path | str) -> Image.Image:
