@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.cli.check_data import add_layout_options, chosen_data
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger, printable
@@ -38,7 +39,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     """
     add = parser.add_argument
     help_ = "such as test, val, val2017 (default: test)"
-    parsing.add_data_options(parser, default="test", help=help_)
+    add_data_options(parser, default="test", help=help_)
     help_ = "score captions of any model: COCO results, results.json, a table, an output of batch"
     add("--results", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, help="write results.json here")
@@ -71,7 +72,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
             "--results scores captions without their model: leave out --report, --faithfulness, "
             "--objects, --checkpoint and --beam-size"
         )
-    data = parsing.chosen_data(arguments)
+    data = chosen_data(arguments)
     training = None
     if arguments.train_split:
         known = CaptionedData(data, val_split=arguments.split).references(arguments.train_split)
@@ -92,6 +93,16 @@ def evaluate(parser: parsing.CommandParser) -> int:
     for file in written:
         show(file)
     return code
+
+
+def add_data_options(
+    parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
+) -> None:
+    """Add the options that choose a data set; `split` describes `--split`."""
+    help_ = "folder of the data set, or its captions file"
+    parser.add_argument("--root", required=required, metavar="DIR", help=help_)
+    parser.add_argument("--split", **split)
+    add_layout_options(parser)
 
 
 def score_file(
@@ -248,7 +259,7 @@ def compare(parser: parsing.CommandParser) -> int:
     parser.add_argument("a", type=Path, metavar="A", help="results.json or captions of one model")
     parser.add_argument("b", type=Path, metavar="B", help="those of another")
     help_ = "of the references (default: test)"
-    parsing.add_data_options(parser, required=False, default="test", help=help_)
+    add_data_options(parser, required=False, default="test", help=help_)
     arguments = parser.parse()
 
     from captioner.evaluation.intervals import paired_bootstrap
@@ -287,7 +298,7 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     from captioner.evaluation.results import read_results
 
     if arguments.root is not None:
-        content = score_file(path, parsing.chosen_data(arguments), arguments.split)
+        content = score_file(path, chosen_data(arguments), arguments.split)
         return content["signature"], ImageScores.of(content["images"])
     return read_results(path)
 

@@ -8,18 +8,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from captioner.cli.suggestions import unknown_option
 from captioner.log import logger, printable
-from captioner.registry import DATA_FORMATS
-
-if TYPE_CHECKING:
-    from captioner.data.layouts import DataFiles
-
 
 MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
 MAX_WORDS = 1000
@@ -131,36 +125,6 @@ def folder_name(text: str) -> str:
 def folder(text: str) -> Path:
     """Parse the path of a folder to write to; as `folder_name`."""
     return Path(folder_name(text))
-
-
-def add_data_options(
-    parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
-) -> None:
-    """Add the options that choose a data set; `split` describes `--split`."""
-    help_ = "folder of the data set, or its captions file"
-    parser.add_argument("--root", required=required, metavar="DIR", help=help_)
-    parser.add_argument("--split", **split)
-    add_layout_options(parser)
-
-
-def add_layout_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how a data set lies on disk, where it is not recognised."""
-    add = parser.add_argument
-    help_ = "layout of the data set (default: auto, which recognises it)"
-    add("--format", choices=("auto", *DATA_FORMATS), default="auto", help=help_)
-    add("--file", help="captions file, if the folder holds several")
-    add("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
-    add("--image-column", metavar="NAME", help="a table's column of images")
-    add("--caption-column", metavar="NAME", help="a table's column of captions")
-    help_ = "remove what nearly all captions begin or end with, such as startseq or <end>"
-    add("--strip-markers", action="store_true", help=help_)
-
-
-def chosen_data(arguments: argparse.Namespace) -> DataFiles:
-    """Return the data set that the options of `add_data_options` choose."""
-    from captioner.data.layouts import DataFiles
-
-    return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})
 
 
 def add_model_options(
