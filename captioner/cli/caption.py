@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.cli import (
+    attention_options,
+    caption_content,
+    caption_note,
+    command,
+    files_note,
+    is_withheld,
+    load_captioner,
+    parsing,
+    show,
+)
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import logger, printable, progress_bar
 
@@ -70,7 +80,7 @@ def caption(parser: parsing.CommandParser) -> int:
     help_ = "after the photos, several models: with --output, one sheet a photo with a row a model"
     models = parsing.add_model_options(parser)
     models.add_argument("--compare", nargs="+", metavar="MODEL", help=help_)
-    output.add_output_options(parser)
+    parsing.add_output_options(parser)
     parsing.add_search_options(parser, min_words=True)
     share, count = parsing.number_from(0, 1), parsing.number_from(1, parsing.MAX_BEAM_SIZE, int)
     help_ = "give no caption where the model's confidence is below X, from 0 to 1"
@@ -107,7 +117,7 @@ def caption(parser: parsing.CommandParser) -> int:
     help_ = "where addresses like /img/a.jpg begin (default: the page's folder or one above it)"
     add("--site-root", type=Path, metavar="DIR", help=help_)
     arguments = parser.parse()
-    output.check_output_options(parser, arguments)
+    parsing.check_output_options(parser, arguments)
     _check(parser, arguments)
     return _CaptionRun(arguments).run()
 
@@ -186,7 +196,7 @@ class _CaptionRun:
         skipped: Counter[str] = Counter()
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == output.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
+            if name == parsing.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
                 photos.append(name)
             elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
@@ -220,7 +230,7 @@ class _CaptionRun:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
         loaded = [load_captioner(name, arguments) for name in self.model_names]
-        attention = output.attention_options(arguments, loaded)
+        attention = attention_options(arguments, loaded)
         models: _Models = []
         for name, captioner, of_attention in zip(self.model_names, loaded, attention, strict=True):
             if arguments.min_confidence is not None and captioner.calibrator is None:
@@ -267,7 +277,7 @@ class _CaptionRun:
             waiting: deque[Callable[[], None]] = deque()
             for photo, image, found in self._captioned(photos, models, bar.update):
                 best = [(name, captions[0]) for name, captions in found]
-                shown = [b for b in best if not output.is_withheld(b[1].confidence, least)]
+                shown = [b for b in best if not is_withheld(b[1].confidence, least)]
                 drawn = self.output.draw(photo, image, shown) if self.output and shown else None
                 waiting.append(partial(self._write, photo, found, drawn))
                 while len(waiting) > ahead:
@@ -326,19 +336,19 @@ class _CaptionRun:
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
         """Print a photo's captions and files; further captions or models have a line each."""
-        note = partial(output.caption_note, min_confidence=self.arguments.min_confidence)
+        note = partial(caption_note, min_confidence=self.arguments.min_confidence)
         first, *others = found[0][1]
-        head = f"{printable(photo)}: {note(first)}{output.files_note(files)}"
+        head = f"{printable(photo)}: {note(first)}{files_note(files)}"
         lines = [f"{place}. {note(each)}" for place, each in enumerate(others, start=2)]
         if len(found) > 1:
-            head = f"{printable(photo)}{output.files_note(files)}"
+            head = f"{printable(photo)}{files_note(files)}"
             lines = [f"{printable(name)}: {note(best)}" for name, (best, *_) in found]
         show("\n  ".join([head, *lines]))
 
     def _show_json(self, photo: _Photo, found: _Found, pictures: list[Path]) -> None:
         """Print one JSON object a model, in ASCII, so that it is JSON in every locale."""
         arguments = self.arguments
-        content = partial(output.caption_content, min_confidence=arguments.min_confidence)
+        content = partial(caption_content, min_confidence=arguments.min_confidence)
         for name, captions in found:
             best = captions[0].of_head(arguments.layer, arguments.head)
             line: dict[str, Any] = {"model": name} if arguments.compare else {}
@@ -358,7 +368,7 @@ def open_photo(photo: Path | str) -> Image.Image:
     """Read the photo at a path or an address, or on standard input, which is `-`."""
     from captioner.data.images import open_image
 
-    if photo == output.STANDARD_INPUT:
+    if photo == parsing.STANDARD_INPUT:
         content = sys.stdin.buffer.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")

@@ -10,7 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import command, load_captioner, output, parsing, show
+from captioner.cli import (
+    attention_options,
+    caption_content,
+    caption_note,
+    command,
+    files_note,
+    load_captioner,
+    parsing,
+    show,
+)
 from captioner.cli.check_data import add_layout_options, chosen_data
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.files import check_writable, save_bytes
@@ -57,7 +66,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     help_ += f"is replaced, or attended cells are deleted (default: {FAITHFULNESS_PHOTOS})"
     add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **count)
     parsing.add_model_options(parser)
-    output.add_at_test(parser)
+    parsing.add_at_test(parser)
     arguments = parser.parse()
 
     from captioner.data.layouts import CaptionedData
@@ -314,13 +323,13 @@ def score(parser: parsing.CommandParser) -> int:
     help_ = "its caption; with or without quotes"
     parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
     parsing.add_model_options(parser, search=False)
-    output.add_output_options(parser)
+    parsing.add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse()
     if len(arguments.text) > 1 and any(" " in text for text in arguments.text):
         parser.error("argument CAPTION: is one caption; score another with a command of its own")
     arguments.text = " ".join(arguments.text)
-    output.check_output_options(parser, arguments)
+    parsing.check_output_options(parser, arguments)
 
     from captioner.data.images import open_image
 
@@ -331,7 +340,7 @@ def score(parser: parsing.CommandParser) -> int:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = parsing.chosen_model(arguments)
     captioner = load_captioner(model, arguments)
-    (options,) = output.attention_options(arguments, [captioner])
+    (options,) = attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
@@ -353,13 +362,13 @@ def score(parser: parsing.CommandParser) -> int:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:
         shown = caption.of_head(arguments.layer, arguments.head)
-        line = {"image": str(photo), **output.caption_content(shown, with_total=True)}
-        line["model_caption"] = output.caption_content(own, with_total=True)
+        line = {"image": str(photo), **caption_content(shown, with_total=True)}
+        line["model_caption"] = caption_content(own, with_total=True)
         if pictures:
             line["pictures"] = [str(picture) for picture in pictures]
         show(json.dumps(line))
     else:
-        note = partial(output.caption_note, with_total=True)
-        show(f"{printable(photo)}: {note(caption)}{output.files_note(pictures)}")
+        note = partial(caption_note, with_total=True)
+        show(f"{printable(photo)}: {note(caption)}{files_note(pictures)}")
         show(f"  the model's own: {note(own)}")
     return 1 if problem else 0

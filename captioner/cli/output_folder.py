@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.checkpoint import MANIFEST
-from captioner.cli.output import STANDARD_INPUT
+from captioner.cli.parsing import STANDARD_INPUT
 from captioner.data.images import png
 from captioner.errors import CaptionerError
 from captioner.files import JOURNAL, claim_name, read_journal, save_bytes
