@@ -1,14 +1,12 @@
 """Greedy and beam search for a batch of images at once, with tensors or NumPy arrays.
 
-On a CPU, images that are done leave the batch. On a GPU all shapes stay, for CUDA graphs.
+Images that are done leave the batch. On a GPU all shapes stay: see `fixed_shapes`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +23,7 @@ from captioner.generation.arrays import (
     without_gradients,
 )
 from captioner.generation.options import SearchOptions
-from captioner.runtime.device import padded_size
-from captioner.types import Grid, StepDecoder, given_mode
+from captioner.types import Grid, StepDecoder
 
 if TYPE_CHECKING:
     from captioner.runtime.cuda_graphs import GraphCache
@@ -91,9 +88,11 @@ def search(
     """
     with without_gradients(grid.features):
         if graphs is not None:
+            from captioner.generation.fixed_shapes import search_in_fixed_shapes
+
             with graphs.lock:
-                return _search_in_fixed_shapes(decoder, grid, options, graphs)[: len(grid.features)]
-        beam = _Beam(decoder, grid, options, _repeatable(grid, options))
+                return search_in_fixed_shapes(decoder, grid, options, graphs)
+        beam = Beam(decoder, grid, options, repeatable_words(grid, options))
         running = True
         while running and len(beam.trace) < options.max_words:
             beam.write_word()
@@ -101,37 +100,7 @@ def search(
         return beam.hypotheses(options.num_captions)
 
 
-def _search_in_fixed_shapes(
-    decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache
-) -> list[list[Hypothesis]]:
-    """Search in whole batches; ask the device only every few words whether all are done."""
-    images, *shape = grid.features.shape
-    size, count = padded_size(images), options.num_captions
-    options = replace(options, num_captions=1, at_test=None, paths=0)  # the same for all graphs
-    key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
-    xp = array_namespace(grid.features)
-    # The last image fills the batch: an empty one could take longer than all others.
-    index = xp.clip(xp.arange(size, device=grid.features.device), max=images - 1)
-    grid = graphs.hold(key, grid.select(index))
-    repeatable = graphs.keep((key, "repeatable"), lambda: _repeatable(grid, options))
-
-    def write(beam: _Beam | None, first: int) -> _Beam:
-        # A copy: what was returned before must stay as it is, to be replayed.
-        beam = copy.copy(beam) if beam else _Beam(decoder, grid, options, repeatable)
-        beam.trace = [*beam.trace]
-        for _ in range(first, min(first + CHECK_EVERY, options.max_words)):
-            beam.write_word()
-        return beam
-
-    beam, first = None, 0
-    while beam is None or (any(beam.read_running()) and first < options.max_words):
-        after = (key, first - CHECK_EVERY) if beam else None
-        beam = graphs.run((key, first), partial(write, beam, first), after=after)
-        first += CHECK_EVERY
-    return beam.hypotheses(count)
-
-
-def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
+def repeatable_words(grid: Grid, options: SearchOptions) -> Array | None:
     """Return the words that may come twice, on the device; None: all may."""
     if options.repeatable is None:
         return None
@@ -139,7 +108,7 @@ def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
     return xp.asarray(options.repeatable, dtype=xp.int64, device=grid.features.device)
 
 
-class _Beam:
+class Beam:
     """The running captions of each image, the finished ones, and the way back to their words.
 
     Running images are rows (R) of the tensors; `active` says which of the B images they are.
