@@ -8,8 +8,13 @@ from functools import partial
 
 from array_api_compat import array_namespace
 
-from captioner.generation.beam_search import CHECK_EVERY, Beam, Hypothesis, repeatable_words
-from captioner.generation.options import SearchOptions
+from captioner.generation.beam_search import (
+    CHECK_EVERY,
+    Beam,
+    Hypothesis,
+    SearchOptions,
+    repeatable_words,
+)
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.device import padded_size
 from captioner.types import Grid, StepDecoder, given_mode

@@ -9,8 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_numpy_array
 
 from captioner.generation.arrays import Array, log_softmax, without_gradients
-from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
-from captioner.generation.options import SearchOptions
+from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, SearchOptions, unwritable
 from captioner.types import Grid, StepDecoder
 
 if TYPE_CHECKING:
