@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.config import ModelConfig, from_yaml
-from captioner.data.tokenizer import load_tokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, load_tokenizer
 from captioner.errors import CheckpointError, error_summary
 
 if TYPE_CHECKING:

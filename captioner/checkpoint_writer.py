@@ -31,8 +31,7 @@ from captioner.checkpoint import (
     verify,
 )
 from captioner.config import ModelConfig, to_yaml
-from captioner.data.tokenizer import WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -80,8 +80,8 @@ DATA_FORMATS = Registry(
 )
 TOKENIZERS = Registry(
     "data.tokenizer",
-    words="captioner.data.tokenizer:WordTokenizer",
-    characters="captioner.data.tokenizer:CharacterTokenizer",
+    words="captioner.data.vocabulary:WordTokenizer",
+    characters="captioner.data.characters:CharacterTokenizer",
     subwords="captioner.data.subwords:SubwordTokenizer",
 )
 TASKS = Registry(

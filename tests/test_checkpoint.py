@@ -27,8 +27,8 @@ from captioner.checkpoint import (
 )
 from captioner.checkpoint_writer import add_files, save_model, write_manifest
 from captioner.config import ModelConfig
-from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.characters import CharacterTokenizer
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
 from captioner.training.run import clean_run_folder

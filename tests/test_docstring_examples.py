@@ -11,8 +11,8 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     (
-        "errors types data.tokenizer cli.alt_text cli.suggestions files visualization.style "
-        "visualization.word_pictures"
+        "errors types data.characters data.vocabulary cli.alt_text cli.suggestions files "
+        "visualization.style visualization.word_pictures"
     ).split(),
 )
 def test_examples_of_docstrings_hold(module: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from captioner.data.tokenizer import Tokenizer, WordTokenizer, unspaced_runs
+from captioner.data.characters import unspaced_runs
+from captioner.data.vocabulary import Tokenizer, WordTokenizer
 from captioner.errors import needs_extra
 
 _SPACE = "\u2581"  # of subwords: stands for the space before a token, as in SentencePiece

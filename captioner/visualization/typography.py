@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner.data.tokenizer import begins_unspaced
+from captioner.data.vocabulary import begins_unspaced
 from captioner.log import logger
 
 INK = "#16191d"
