@@ -57,14 +57,6 @@ def model_folder(model: str | Path) -> Path:
     return best if not (folder / MANIFEST).exists() and (best / MANIFEST).exists() else folder
 
 
-def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """Return a verified folder's files of other modules; graphs belong to its weights."""
-    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
-    return {
-        name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
-    }
-
-
 def load_model(
     folder: Path, device: torch.device | str = "cpu"
 ) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
@@ -86,15 +78,13 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def load_weights(model: CaptionModel, folder: Path) -> None:
-    """Fill the model, converting to its types; a ValueError if the file holds other weights."""
-    import torch
+    """Fill the model from a verified folder, converting to its types."""
+    from safetensors.torch import load_model as load_state
 
-    problems = model.load_state_dict(read_weights(folder), strict=False)
-    tied = set(model.state_dict()) - set(distinct_weights(model, torch.float32))
-    missing = [name for name in problems.missing_keys if name not in tied]
-    if missing or problems.unexpected_keys:
-        odd = [*missing, *problems.unexpected_keys]
-        raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
+    with _readable(folder / WEIGHTS):
+        missing, unexpected = load_state(model, folder / WEIGHTS, strict=False)
+        if odd := [*sorted(missing), *unexpected]:
+            raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -188,19 +178,6 @@ def _check_file(path: Path) -> None:
     size = path.stat().st_size
     if size > (_MAX_TEXT_BYTES if path.suffix in (".json", ".yaml") else _MAX_BYTES):
         raise OSError(f"it has {size} bytes")
-
-
-def distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the state with each shared tensor once, floats in `dtype`."""
-    state: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict().items():
-        if value.numel() > 1 and value.data_ptr() in seen:
-            continue
-        seen.add(value.data_ptr())
-        value = value.detach().cpu()
-        state[name] = (value.to(dtype) if value.is_floating_point() else value).contiguous()
-    return state
 
 
 def sha256(path: Path) -> str:

@@ -22,10 +22,9 @@ from captioner.checkpoint import (
     file_sums,
     load_model,
     load_training_state,
-    read_extra_files,
     verify,
 )
-from captioner.checkpoint_writer import add_files, save_model, write_manifest
+from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
 from captioner.config import ModelConfig
 from captioner.data.characters import CharacterTokenizer
 from captioner.data.vocabulary import Vocabulary, WordTokenizer
