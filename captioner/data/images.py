@@ -1,11 +1,10 @@
-"""Images: files, bytes and pixels read as upright RGB, and batches of them; PNG and JPEG written.
+"""Images: files, bytes and pixels read as upright RGB, and batches of them; PNG written.
 
 Only Pillow decodes, from an allow-list of formats: torchvision's decoders crash on damaged files.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import io
@@ -367,10 +366,3 @@ def png(image: Image.Image) -> bytes:
         checksum = zlib.crc32(data, zlib.crc32(kind))
         parts += [struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)]
     return b"".join(parts)
-
-
-def data_url(image: Image.Image) -> str:
-    """Return an image as a data URL of a JPEG."""
-    file = io.BytesIO()
-    image.save(file, format="JPEG", quality=88, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

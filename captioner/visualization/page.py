@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.data.images import data_url
 from captioner.visualization import style as styles
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import KEY, NOTES, Named
@@ -203,6 +203,13 @@ def _explorable(
         f"<p>{alt}</p></div></div>\n"
         f'<script type="application/json">{values}</script>\n'
     )
+
+
+def data_url(image: Image.Image) -> str:
+    """Return an image as a data URL of a JPEG."""
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=88, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _document(*, title: str, body: str, css: str = "") -> str:

@@ -18,9 +18,9 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 from PIL.ImageFont import FreeTypeFont
 
-from captioner.data.images import data_url
 from captioner.visualization.figures import figure_bytes
 from captioner.visualization.overlay import Box, attention_heat, draw_marks, line_widths
+from captioner.visualization.page import data_url
 from captioner.visualization.style import (
     CASING_COLOUR,
     CASING_OPACITY,
