@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from array_api_compat import array_namespace
 
-from captioner.config import DecodingConfig, HardAttentionMode, validate_section
-from captioner.config.settings import (
-    BeamSize,
-    CaptionLength,
-    LengthPenalty,
-    NonNegativeInt,
-    PositiveFloat,
-    Seed,
-    UnitInterval,
-)
+from captioner.config import DecodingConfig, HardAttentionMode, settings, validate_section
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError
 from captioner.generation.arrays import (
@@ -74,21 +65,21 @@ class SearchOptions:
         seed: Seed of all that is sampled, to draw the same again; None does not fix it.
     """
 
-    beam_size: BeamSize = 5
-    max_words: CaptionLength = 30
-    min_words: NonNegativeInt = 0
-    length_penalty: LengthPenalty = 0.0
-    no_repeat_ngram: NonNegativeInt = 0
+    beam_size: settings.BeamSize = 5
+    max_words: settings.CaptionLength = 30
+    min_words: settings.NonNegativeInt = 0
+    length_penalty: settings.LengthPenalty = 0.0
+    no_repeat_ngram: settings.NonNegativeInt = 0
     no_repeat_around: tuple[tuple[int, ...], ...] = ()
     repeatable: tuple[int, ...] | None = None
     stop: Literal["first", "bound"] = "first"
     at_test: HardAttentionMode | None = None
-    paths: NonNegativeInt = 0
-    num_captions: BeamSize = 1
+    paths: settings.NonNegativeInt = 0
+    num_captions: settings.BeamSize = 1
     sample: bool = False
-    temperature: PositiveFloat = 1.0
-    top_p: UnitInterval | None = None
-    seed: Seed | None = None
+    temperature: settings.PositiveFloat = 1.0
+    top_p: settings.UnitInterval | None = None
+    seed: settings.Seed | None = None
 
     def __post_init__(self) -> None:
         validate_section(self)
@@ -113,13 +104,13 @@ class SearchOptions:
         if decoding.no_repeat_content and has_words:
             repeatable = tuple(index for (index,) in vocabulary.encode_phrases(REPEATED))
         same = ("beam_size", "max_words", "min_words", "no_repeat_ngram", "stop")
-        settings: dict[str, Any] = {name: getattr(decoding, name) for name in same}
-        settings |= {
+        chosen: dict[str, Any] = {name: getattr(decoding, name) for name in same}
+        chosen |= {
             "length_penalty": 0.8 if decoding.length_penalty is None else decoding.length_penalty,
             "no_repeat_around": tuple(map(tuple, phrases)),
             "repeatable": repeatable,
         }
-        return cls(**settings | {name: x for name, x in given.items() if x is not None})
+        return cls(**chosen | {name: x for name, x in given.items() if x is not None})
 
 
 def unwritable(*, may_end: bool) -> list[int]:
