@@ -81,8 +81,8 @@ DATA_FORMATS = Registry(
 TOKENIZERS = Registry(
     "data.tokenizer",
     words="captioner.data.vocabulary:WordTokenizer",
-    characters="captioner.data.characters:CharacterTokenizer",
-    subwords="captioner.data.subwords:SubwordTokenizer",
+    characters="captioner.data.tokenizers:CharacterTokenizer",
+    subwords="captioner.data.tokenizers:SubwordTokenizer",
 )
 TASKS = Registry(
     "task",

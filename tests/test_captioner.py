@@ -17,8 +17,8 @@ from PIL import Image
 
 from captioner import Captioner, checkpoint
 from captioner.checkpoint_writer import add_files
-from captioner.data.characters import CharacterTokenizer
 from captioner.data.layouts import read_split
+from captioner.data.tokenizers import CharacterTokenizer
 from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.types import Geometry

@@ -26,7 +26,7 @@ from captioner.checkpoint import (
 )
 from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
 from captioner.config import ModelConfig
-from captioner.data.characters import CharacterTokenizer
+from captioner.data.tokenizers import CharacterTokenizer
 from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel

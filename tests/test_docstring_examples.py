@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     (
-        "errors types data.characters data.vocabulary cli.alt_text cli.suggestions files "
+        "errors types data.tokenizers data.vocabulary cli.alt_text cli.suggestions files "
         "visualization.style visualization.word_pictures"
     ).split(),
 )

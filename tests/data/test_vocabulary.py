@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.characters import CharacterTokenizer
+from captioner.data.tokenizers import CharacterTokenizer
 from captioner.data.vocabulary import Tokenizer, Vocabulary, WordTokenizer, load_tokenizer
 from captioner.registry import TOKENIZERS
 
