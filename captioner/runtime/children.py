@@ -5,9 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+
+from captioner.runtime.parallel import usable_cores
 
 
 @contextmanager
@@ -48,3 +52,19 @@ def end_with_parent(on_interrupt: signal.Handlers) -> None:
     if hasattr(signal, "pthread_sigmask"):  # blocked when this process was started
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=end, daemon=True).start()
+
+
+@contextmanager
+def child_pool(*preloaded: str) -> Iterator[ProcessPoolExecutor]:
+    """Yield a process for each core; Ctrl-C ends this process, which then ends them.
+
+    Modules that are `preloaded` are imported once for all, but on Windows.
+    """
+    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+    if sys.platform != "win32":
+        context.set_forkserver_preload([*preloaded])
+    pool = ProcessPoolExecutor(usable_cores(), context, end_with_parent, (signal.SIG_IGN,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
