@@ -22,9 +22,8 @@ from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
 
 if TYPE_CHECKING:
-    from captioner.data.images import ImagePath
     from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.data.splits import Split
+    from captioner.data.splits import ImagePath, Split
 
 ON_SHEET = 36  # photos on a contact sheet
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from captioner.data.images import ImagePath, TarMember, open_image
+from captioner.data.images import open_image
+from captioner.data.splits import ImagePath, TarMember
 from captioner.data.transforms import ImageTransform
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError

@@ -10,13 +10,11 @@ import functools
 import io
 import logging
 import os
-import posixpath
 import re
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -30,6 +28,7 @@ from captioner.types import Geometry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from captioner.data.splits import ImagePath
     from captioner.data.transforms import ImageTransform
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
@@ -57,36 +56,6 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
-    """An image in a tar file.
-
-    Attributes:
-        offset, size: Where its bytes begin and how many there are.
-        changed: When the tar file was changed, in nanoseconds.
-    """
-
-    tar: Path
-    member: str
-    offset: int
-    size: int
-    changed: int
-
-    def __str__(self) -> str:
-        return f"{self.tar}::{self.member}"
-
-    @property
-    def name(self) -> str:
-        return posixpath.basename(self.member)
-
-    def read_bytes(self) -> bytes:
-        """Return its bytes."""
-        with self.tar.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
-
-
-ImagePath: TypeAlias = Path | TarMember
 # A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
 # uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
 ImageInput: TypeAlias = (
@@ -129,11 +98,11 @@ def open_image(
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     try:
-        if isinstance(source, TarMember):
-            source = source.read_bytes()
         if isinstance(source, (str, Path)):
             with Path(source).open("rb") as file:
                 return _decode(file, max_pixels)
+        if hasattr(source, "read_bytes"):  # a place in a tar file
+            source = source.read_bytes()
         return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, max_pixels)
     except ImageError:
         raise
@@ -281,7 +250,7 @@ def _plain(image: Any) -> Any:
         return image
     if isinstance(image, os.PathLike):
         return os.fsdecode(image)
-    if isinstance(image, TarMember):
+    if hasattr(image, "read_bytes"):  # a place in a tar file
         return image.read_bytes()
     if hasattr(image, "read"):  # wherever it stands
         if image.seekable():
