@@ -86,13 +86,12 @@ class GraphEngine:
 class GraphMemory:
     """Results of the prepare graph for a grid: arrays [B, ...] by the names of its outputs."""
 
-    grid: Grid
     arrays: dict[str, np.ndarray]
+    cells: int  # of the grid, L
 
-    def select(self, index: np.ndarray | slice) -> GraphMemory:
-        """Return the memory of the images of `index`, [B'] or a slice."""
-        arrays = {name: array[index] for name, array in self.arrays.items()}
-        return GraphMemory(self.grid.select(index), arrays)
+    def select(self, index: np.ndarray) -> GraphMemory:
+        """Return the memory of the images of `index`, [B']."""
+        return replace(self, arrays={name: array[index] for name, array in self.arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class GraphDecoder:
         inputs = {"features": grid.features}
         if grid.local is not None:
             inputs["local"] = grid.local
-        return GraphMemory(grid, self._prepare(inputs))
+        return GraphMemory(self._prepare(inputs), grid.features.shape[1])
 
     def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
         states = [name for name in memory.arrays if name.startswith("state")]
@@ -140,7 +139,7 @@ class GraphDecoder:
         inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
         if self.layers:
             images, beams = tokens.shape
-            shape = (self.layers, images, self.heads, beams, memory.grid.features.shape[1])
+            shape = (self.layers, images, self.heads, beams, memory.cells)
             noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
