@@ -226,7 +226,7 @@ class Captioner:
             return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
-        with self._alone_if_random(options):
+        with self._alone_if_random(options), hard_attention_mode(options.at_test):
             return self._captions(inputs, read, grid, options)
 
     def _captions(
@@ -234,14 +234,13 @@ class Captioner:
     ) -> list[list[Caption]]:
         """Return the captions of a grid, whose images are given as `_read` takes and returns."""
         self._seed_cells(options.seed)
-        with hard_attention_mode(options.at_test):
-            if options.sample:
-                found, calibrator = self._sample(grid, options), None
-            else:
-                calibrator = self.calibrator
-                compares = calibrator is not None and calibrator.compares_captions
-                wanted = replace(options, num_captions=options.beam_size) if compares else options
-                found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
+        calibrator = None if options.sample else self.calibrator
+        if options.sample:
+            found = self._sample(grid, options)
+        else:
+            compares = calibrator is not None and calibrator.compares_captions
+            wanted = replace(options, num_captions=options.beam_size) if compares else options
+            found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
         if not all(found):
             raise ConfigError(
                 f"min_words: no caption of at least {options.min_words} words was found; use fewer"
@@ -249,7 +248,6 @@ class Captioner:
         features: Any = to_numpy(grid.features) if calibrator is not None else ()
         results = []
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
-            cells, image = grid.select(slice(index, index + 1)), inputs[index]
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {}
@@ -260,8 +258,9 @@ class Captioner:
                     more["confidence"] = confidence if shows_something else 0.0
                     more["confidence_threshold"] = calibrator.threshold
                 if options.paths:
+                    cells = grid.select(slice(index, index + 1))
                     more["paths"] = self._paths(cells, hypothesis.tokens, options.paths)
-                captions.append(self._caption(hypothesis, geometry, grid, image, **more))
+                captions.append(self._caption(hypothesis, geometry, grid, inputs[index], **more))
             results.append(captions)
         return results
 
