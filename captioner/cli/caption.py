@@ -201,7 +201,7 @@ class _CaptionRun:
             elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
-                from captioner.cli.folders import photos_in
+                from captioner.data.image_finder import photos_in
 
                 failures = self.failures
                 options = {"recursive": arguments.recursive, "leave_out": arguments.output}
@@ -221,7 +221,7 @@ class _CaptionRun:
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
         if skipped:
-            from captioner.cli.folders import skipped_sentence
+            from captioner.data.image_finder import skipped_sentence
 
             logger.info(skipped_sentence(skipped))
         return list(dict.fromkeys(photos))
