@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import (
-    attention_options,
-    caption_content,
-    caption_note,
-    command,
-    files_note,
-    is_withheld,
-    load_captioner,
-    parsing,
-    show,
-)
+from captioner import cli
+from captioner.cli import parsing
 from captioner.errors import CaptionerError, ImageError
 from captioner.log import logger, printable, progress_bar
 
@@ -67,7 +58,7 @@ _LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
 
 
-@command
+@cli.command
 def caption(parser: parsing.CommandParser) -> int:
     """Write captions for photos and draw the attention to each word.
 
@@ -186,7 +177,7 @@ class _CaptionRun:
             self._caption(todo, models)
         for file in self.texts.finish(photos) if self.texts else ():
             if not self.arguments.json:
-                show(printable(file))
+                cli.show(printable(file))
             self.done += 1
         return (1 if self.done else 2) if self.failures else 0
 
@@ -220,7 +211,7 @@ class _CaptionRun:
                 photos += self.texts.images_of(Path(name))
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
-        if skipped:
+        if skipped.total():
             from captioner.data.image_finder import skipped_sentence
 
             logger.info(skipped_sentence(skipped))
@@ -229,8 +220,8 @@ class _CaptionRun:
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
-        loaded = [load_captioner(name, arguments) for name in self.model_names]
-        attention = attention_options(arguments, loaded)
+        loaded = [cli.load_captioner(name, arguments) for name in self.model_names]
+        attention = cli.attention_options(arguments, loaded)
         models: _Models = []
         for name, captioner, of_attention in zip(self.model_names, loaded, attention, strict=True):
             if arguments.min_confidence is not None and captioner.calibrator is None:
@@ -277,7 +268,7 @@ class _CaptionRun:
             waiting: deque[Callable[[], None]] = deque()
             for photo, image, found in self._captioned(photos, models, bar.update):
                 best = [(name, captions[0]) for name, captions in found]
-                shown = [b for b in best if not is_withheld(b[1].confidence, least)]
+                shown = [b for b in best if not cli.is_withheld(b[1].confidence, least)]
                 drawn = self.output.draw(photo, image, shown) if self.output and shown else None
                 waiting.append(partial(self._write, photo, found, drawn))
                 while len(waiting) > ahead:
@@ -336,19 +327,19 @@ class _CaptionRun:
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
         """Print a photo's captions and files; further captions or models have a line each."""
-        note = partial(caption_note, min_confidence=self.arguments.min_confidence)
+        note = partial(cli.caption_note, min_confidence=self.arguments.min_confidence)
         first, *others = found[0][1]
-        head = f"{printable(photo)}: {note(first)}{files_note(files)}"
+        head = f"{printable(photo)}: {note(first)}{cli.files_note(files)}"
         lines = [f"{place}. {note(each)}" for place, each in enumerate(others, start=2)]
         if len(found) > 1:
-            head = f"{printable(photo)}{files_note(files)}"
+            head = f"{printable(photo)}{cli.files_note(files)}"
             lines = [f"{printable(name)}: {note(best)}" for name, (best, *_) in found]
-        show("\n  ".join([head, *lines]))
+        cli.show("\n  ".join([head, *lines]))
 
     def _show_json(self, photo: _Photo, found: _Found, pictures: list[Path]) -> None:
         """Print one JSON object a model, in ASCII, so that it is JSON in every locale."""
         arguments = self.arguments
-        content = partial(caption_content, min_confidence=arguments.min_confidence)
+        content = partial(cli.caption_content, min_confidence=arguments.min_confidence)
         for name, captions in found:
             best = captions[0].of_head(arguments.layer, arguments.head)
             line: dict[str, Any] = {"model": name} if arguments.compare else {}
@@ -357,7 +348,7 @@ class _CaptionRun:
                 line["captions"] = [content(each, with_total=True) for each in captions]
             if pictures:
                 line["pictures"] = [str(picture) for picture in pictures]
-            show(json.dumps(line))
+            cli.show(json.dumps(line))
 
     def _failed(self, reason: object) -> None:
         self.failures += 1

@@ -10,16 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import (
-    attention_options,
-    caption_content,
-    caption_note,
-    command,
-    files_note,
-    load_captioner,
-    parsing,
-    show,
-)
+from captioner import cli
+from captioner.cli import parsing
 from captioner.cli.check_data import add_layout_options, chosen_data
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.files import check_writable, save_bytes
@@ -39,7 +31,7 @@ FAITHFULNESS_PHOTOS = 150
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 
-@command
+@cli.command
 def evaluate(parser: parsing.CommandParser) -> int:
     """Caption a split of a data set and score the captions, or score the captions of a file.
 
@@ -100,7 +92,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
         _report(arguments.report, evaluation, images)
     _show_results(results, bias=arguments.bias)
     for file in written:
-        show(file)
+        cli.show(file)
     return code
 
 
@@ -177,7 +169,7 @@ def _caption_split(
     if repeated := same_caption(images):
         logger.warning(repeated)
     model = parsing.chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
+    captioner = cli.load_captioner(model, arguments)
     decoding = captioner.options(beam_size=arguments.beam_size)
     logger.info(data.description())
     logger.info(f"beam size {decoding.beam_size}, length penalty {decoding.length_penalty:g}")
@@ -212,12 +204,14 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     for name, value in results["metrics"].items():
         if value is None:
             logger.warning(f"{name}: {signature[name]}")
-            show(f"{name:8} {signature[name].partition(':')[0]}")
+            cli.show(f"{name:8} {signature[name].partition(':')[0]}")
         else:
-            show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
+            cli.show(
+                "{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name])
+            )
     for table in result_tables(results)[1:]:
         if bias or table.title != BIAS:
-            show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
+            cli.show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
 def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]) -> None:
@@ -257,7 +251,7 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
     save_bytes(page.encode(errors="replace"), file)
 
 
-@command
+@cli.command
 def compare(parser: parsing.CommandParser) -> int:
     """Compare two results files of captioner evaluate on the same photos.
 
@@ -289,12 +283,12 @@ def compare(parser: parsing.CommandParser) -> int:
             "same split"
         )
     found = paired_bootstrap(scores_a, scores_b)
-    show(f"A {a}\nB {b}\n{len(scores_a.image_ids)} photos\n")
-    show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
+    cli.show(f"A {a}\nB {b}\n{len(scores_a.image_ids)} photos\n")
+    cli.show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
     for name, row in found.items():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]"
         figures = f"{row.a:7.4f}  {row.b:7.4f}  {row.difference:+8.4f}  {interval:^20}"
-        show(f"{name:8}  {figures}  {row.p:7.4f}")
+        cli.show(f"{name:8}  {figures}  {row.p:7.4f}")
     return 0
 
 
@@ -312,7 +306,7 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     return read_results(path)
 
 
-@command
+@cli.command
 def score(parser: parsing.CommandParser) -> int:
     """Score a caption that you give: the model's attention for each word, and how likely each is.
 
@@ -339,8 +333,8 @@ def score(parser: parsing.CommandParser) -> int:
     except ImageError as error:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = parsing.chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
-    (options,) = attention_options(arguments, [captioner])
+    captioner = cli.load_captioner(model, arguments)
+    (options,) = cli.attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
@@ -362,13 +356,13 @@ def score(parser: parsing.CommandParser) -> int:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:
         shown = caption.of_head(arguments.layer, arguments.head)
-        line = {"image": str(photo), **caption_content(shown, with_total=True)}
-        line["model_caption"] = caption_content(own, with_total=True)
+        line = {"image": str(photo), **cli.caption_content(shown, with_total=True)}
+        line["model_caption"] = cli.caption_content(own, with_total=True)
         if pictures:
             line["pictures"] = [str(picture) for picture in pictures]
-        show(json.dumps(line))
+        cli.show(json.dumps(line))
     else:
-        note = partial(caption_note, with_total=True)
-        show(f"{printable(photo)}: {note(caption)}{files_note(pictures)}")
-        show(f"  the model's own: {note(own)}")
+        note = partial(cli.caption_note, with_total=True)
+        cli.show(f"{printable(photo)}: {note(caption)}{cli.files_note(pictures)}")
+        cli.show(f"  the model's own: {note(own)}")
     return 1 if problem else 0
