@@ -267,12 +267,8 @@ class Captioner:
     def _sample(self, grid: Grid, options: SearchOptions) -> list[list[Hypothesis]]:
         """Draw captions of each image, and score them to get the attention to their words."""
         seed = options.seed
-        drawn, _ = sample(
-            self.engine.decoder,
-            grid,
-            options,
-            generator=None if seed is None else self.engine.generator(seed),
-        )
+        generator = None if seed is None else self.engine.generator(seed)
+        drawn, _ = sample(self.engine.decoder, grid, options, generator=generator)
         end, pad = self.vocabulary.end, self.vocabulary.pad
         texts = [
             [[token for token in row if token not in (end, pad)] for row in of_image]

@@ -1,7 +1,4 @@
-"""Files on this machine or behind a URL that fsspec understands (s3://, gs://, memory://, ...).
-
-Locks keep other processes away from files of this machine.
-"""
+"""Files on this machine or behind a URL that fsspec understands (s3://, gs://, ...), and locks."""
 
 from __future__ import annotations
 

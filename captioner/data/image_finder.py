@@ -96,8 +96,7 @@ def photos_in(
         shown = (name for name in sorted(folders) if not name.startswith("."))
         folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != left_out]
         if not recursive:
-            if folders:
-                skipped[_FOLDER] += len(folders)
+            skipped[_FOLDER] += len(folders)
             return
 
 

@@ -55,7 +55,6 @@ _AVERAGED = ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-
 # A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
 # uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
 ImageInput: TypeAlias = (

@@ -1,7 +1,4 @@
-"""The words that a model knows, as numbers, and the tokenizer that makes them of a text and back.
-
-A model folder names the tokenizer that its vocabulary is of.
-"""
+"""The words that a model knows, as numbers, and the tokenizer that splits texts into them."""
 
 from __future__ import annotations
 
