@@ -359,17 +359,18 @@ def open_photo(photo: Path | str) -> Image.Image:
     """Read the photo at a path or an address, or on standard input, which is `-`."""
     from captioner.data.images import open_image
 
+    if isinstance(photo, Path):
+        return open_image(photo)
     if photo == parsing.STANDARD_INPUT:
         content = sys.stdin.buffer.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")
-        return open_image(content)
-    if isinstance(photo, Path):
-        return open_image(photo)
-    from captioner.storage import fetch_image
+    else:
+        from captioner.storage import fetch_image
 
-    # The user chose the address, so it may be one of the user's own network.
-    return open_image(fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True))
+        # The user chose the address, so it may be one of the user's own network.
+        content = fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True)
+    return open_image(content)
 
 
 def is_address(name: str) -> bool:
