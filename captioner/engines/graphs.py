@@ -103,7 +103,7 @@ class GraphState:
 
 
 class GraphDecoder:
-    """A `types.StepDecoder` that computes with exported graphs."""
+    """A `StepDecoder` that computes with exported graphs."""
 
     def __init__(
         self, prepare: Graph, step: Graph, at_test: HardAttentionMode, description: dict[str, Any]

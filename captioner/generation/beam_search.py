@@ -23,9 +23,10 @@ from captioner.generation.arrays import (
     top_k_indices,
     without_gradients,
 )
-from captioner.types import Grid, StepDecoder
+from captioner.types import Grid
 
 if TYPE_CHECKING:
+    from captioner.models.decoders.base import StepDecoder
     from captioner.runtime.cuda_graphs import GraphCache
 
 CHECK_EVERY = 4  # words between two questions to a GPU whether all captions have ended

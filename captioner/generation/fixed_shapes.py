@@ -15,9 +15,10 @@ from captioner.generation.beam_search import (
     SearchOptions,
     repeatable_words,
 )
+from captioner.models.decoders.base import StepDecoder
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.device import padded_size
-from captioner.types import Grid, StepDecoder, given_mode
+from captioner.types import Grid, given_mode
 
 
 def search_in_fixed_shapes(

@@ -10,10 +10,12 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from captioner.generation.arrays import Array, log_softmax, without_gradients
 from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, SearchOptions, unwritable
-from captioner.types import Grid, StepDecoder
+from captioner.types import Grid
 
 if TYPE_CHECKING:
     import torch
+
+    from captioner.models.decoders.base import StepDecoder
 
 Generator: TypeAlias = "torch.Generator | np.random.Generator"
 
