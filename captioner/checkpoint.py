@@ -1,4 +1,4 @@
-"""Model folders and training state: verified before use; `checkpoint_writer` saves them.
+"""Model folders, verified before use; `checkpoint_writer` saves them.
 
 A folder holds the files named below and those of other modules, such as a calibrator: all that
 inference needs, and nothing that can run code. Its manifest lists each but the card by SHA-256.
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioner.config import ModelConfig, from_yaml
 from captioner.data.vocabulary import Vocabulary, load_tokenizer
@@ -65,7 +65,7 @@ def load_model(
 
     verify(folder)
     vocabulary, config = load_vocabulary(folder), load_config(folder)
-    with _readable(folder):
+    with readable(folder):
         model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
     return model.eval().to(device), config, vocabulary
@@ -73,7 +73,7 @@ def load_model(
 
 def load_config(folder: Path) -> ModelConfig:
     """Read the settings of a verified folder; a CheckpointError says why they cannot be read."""
-    with _readable(folder / CONFIG):
+    with readable(folder / CONFIG):
         return from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
 
 
@@ -81,7 +81,7 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
     """Fill the model from a verified folder, converting to its types."""
     from safetensors.torch import load_model as load_state
 
-    with _readable(folder / WEIGHTS):
+    with readable(folder / WEIGHTS):
         missing, unexpected = load_state(model, folder / WEIGHTS, strict=False)
         if odd := [*sorted(missing), *unexpected]:
             raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
@@ -91,26 +91,18 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a verified folder by their names."""
     from safetensors.torch import load_file
 
-    with _readable(folder / WEIGHTS):
+    with readable(folder / WEIGHTS):
         return load_file(folder / WEIGHTS)
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Read the vocabulary of a verified folder, with its tokenizer."""
-    with _readable(folder / VOCABULARY):
+    with readable(folder / VOCABULARY):
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
 
 
-def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read the training state of a verified folder."""
-    import torch
-
-    with _readable(folder / STATE):
-        return torch.load(folder / STATE, map_location="cpu", weights_only=True)
-
-
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Context in which a file or folder is read: a CheckpointError says why it cannot be."""
     try:
         yield

@@ -21,7 +21,6 @@ from captioner import checkpoint
 from captioner.checkpoint import (
     file_sums,
     load_model,
-    load_training_state,
     verify,
 )
 from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
@@ -31,6 +30,7 @@ from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
 from captioner.training.run import clean_run_folder
+from captioner.training.trainer import load_training_state
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]
