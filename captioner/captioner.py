@@ -141,11 +141,9 @@ class Captioner:
         if isinstance(self._saved, Path):
             copy_model(self._saved, folder)
             return
-        extra_files = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
+        extra = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
         card = "# A captioner model\n"
-        save_model(
-            folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
-        )
+        save_model(folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra)
 
     def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.

@@ -164,9 +164,8 @@ def caption_note(
         notes.append(f"confidence {value}{below}")
     if with_total:
         steps = len(caption.words) + (caption.end_log_prob is not None)
-        notes.append(
-            f"log-probability {caption.log_prob:.2f}, {caption.log_prob / steps:.2f} a word"
-        )
+        total = caption.log_prob
+        notes.append(f"log-probability {total:.2f}, {total / steps:.2f} a word")
     text = "no caption" if withheld else printable(caption.text)
     return f"{text} ({'; '.join(notes)})" if notes else text
 

@@ -119,15 +119,12 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1
     is_sampled, is_compared = "sample" in chosen, "compare" in chosen
+    too_many = beams and count > beams and not is_sampled
     page = any(map(is_page, arguments.photos))
     rules = [
         ("write", write and is_compared, "takes the captions of one model, so not with --compare"),
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
-        (
-            "num_captions",
-            beams and count > beams and not is_sampled,
-            f"is at most --beam-size, which is {beams}",
-        ),
+        ("num_captions", too_many, f"is at most --beam-size, which is {beams}"),
         ("write", "csv" in write and "output" not in chosen, "csv needs --output, for the table"),
         ("write", "html" in write and not page, "html needs a page, such as index.html"),
         ("resume", "output" not in chosen, "needs --output, the folder of an earlier run"),

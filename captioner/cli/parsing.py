@@ -175,10 +175,8 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
     """Add the options for where and how the model is computed."""
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    help_ = (
-        "number format of the encoder; bfloat16 is faster on some CPUs, slower on others "
-        "(default: float32)"
-    )
+    help_ = "number format of the encoder; bfloat16 is faster on some CPUs, slower on others "
+    help_ += "(default: float32)"
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
     help_ = "torch, or runtime: the model's graphs on a CPU (default: auto, runtime where it can)"
     add(engine, choices=["auto", "torch", "runtime"], default="auto", help=help_)
@@ -195,15 +193,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add("--words", action="store_true", help="the same as words in --save")
     add("--json", action="store_true", help="print one JSON object a photo")
     add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")
-    add(
-        "--style",
-        choices=("focus", "light", "colour", "contour", "mask"),
-        default="focus",
-        help="focus: the photo's own colours where attention is high, grey where it is low, and "
-        "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit where it "
-        "is high; colour: colours on the grey photo; contour: only the lines; mask: only dimmed "
-        "(default: focus)",
+    styles = ("focus", "light", "colour", "contour", "mask")
+    help_ = "focus: the photo's own colours where attention is high, grey where it is low, and "
+    help_ += (
+        "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit where "
     )
+    help_ += "it is high; colour: colours on the grey photo; contour: only the lines; mask: only "
+    help_ += "dimmed (default: focus)"
+    add("--style", choices=styles, default="focus", help=help_)
     help_ = "of the style colour and of matrices (default: viridis)"
     add("--colour-map", choices=("viridis", "cividis"), default="viridis", help=help_)
     help_ = "strength of the style, 0 to 1 (default: focus 1, light 0.75, colour and mask 0.65)"

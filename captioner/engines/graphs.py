@@ -144,11 +144,9 @@ class GraphDecoder:
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
+        cells = None if mode == "expectation" else found.get("cells")
         attended = SimpleNamespace(
-            weights=found["weights"],
-            beta=found.get("beta"),
-            cells=None if mode == "expectation" else found.get("cells"),
-            heads=found.get("heads"),
+            weights=found["weights"], beta=found.get("beta"), cells=cells, heads=found.get("heads")
         )
         arrays = {name: found[f"next_{name}"] for name in state.arrays}
         return found["logits"], attended, GraphState(arrays, state.position + 1)
