@@ -52,7 +52,6 @@ _OF_WRITE = {
     "xmp_merge": ("xmp",),
     "overwrite": ("txt", "xmp", "csv", "html"),
 }
-_MAX_BYTES = 2**28  # of a photo on standard input or at an address
 _DOWNLOAD_TIMEOUT_S = 60.0
 _LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
@@ -64,9 +63,8 @@ def caption(parser: parsing.CommandParser) -> int:
 
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
-    help_ = (
-        "a photo, a folder, - (standard input), an address (--allow-urls), a page (--write html)"
-    )
+    help_ = "a photo, a folder, - (standard input), an address (--allow-urls), a page "
+    help_ += "(--write html)"
     parser.add_argument("photos", nargs="+", metavar="PHOTO", help=help_)
     help_ = "after the photos, several models: with --output, one sheet a photo with a row a model"
     models = parsing.add_model_options(parser)
@@ -305,8 +303,7 @@ class _CaptionRun:
 
     def _write(self, photo: _Photo, found: _Found, drawn: Future[Drawn] | None) -> None:
         """Print a photo's captions, by one model or several, and record them."""
-        arguments = self.arguments
-        failures = self.failures
+        arguments, failures = self.arguments, self.failures
         pictures, problem = drawn.result() if drawn else ([], None)
         if problem:
             self._failed(f"{photo}: {problem}")
@@ -358,15 +355,14 @@ def open_photo(photo: Path | str) -> Image.Image:
 
     if isinstance(photo, Path):
         return open_image(photo)
-    if photo == parsing.STANDARD_INPUT:
-        content = sys.stdin.buffer.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")
-    else:
-        from captioner.storage import fetch_image
+    from captioner.storage import MAX_FILE_BYTES, fetch_image
 
-        # The user chose the address, so it may be one of the user's own network.
-        content = fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True)
+    if photo == parsing.STANDARD_INPUT:
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    else:  # the user chose the address, so it may be one of the user's own network
+        content = fetch_image(photo, MAX_FILE_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True)
     return open_image(content)
 
 

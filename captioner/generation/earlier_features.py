@@ -28,9 +28,8 @@ def earlier_features(hypotheses: Sequence[Hypothesis], index: int) -> dict[str, 
     maps = chosen.maps.astype(np.float64)
     entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean()
     similar = [similarity(chosen.tokens, each.tokens) for each in others]
-    best_other = max(map(mean_log_prob, others), default=math.nan)
     return {
-        "margin": mean_log_prob(chosen) - best_other,
+        "margin": mean_log_prob(chosen) - max(map(mean_log_prob, others), default=math.nan),
         "least_log_prob": float(chosen.log_probs.min()),
         "length": float(len(chosen.tokens)),
         "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),

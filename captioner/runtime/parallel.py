@@ -51,12 +51,11 @@ def parallel_map(
     """
     items = iter(items)
     ahead = deque(islice(items, 2))
-    several = len(ahead) > 1
     # `ahead` is emptied, so that no item outlives its turn.
     items = chain((ahead.popleft() for _ in range(len(ahead))), items)
     from captioner.runtime.device import shared_cores
 
-    with shared_cores(device) if several else nullcontext(1) as passes:
+    with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
         if passes == 1:
             yield from map(work, items)
         else:

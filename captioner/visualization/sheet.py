@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
     from captioner.visualization.vector import VectorPage
 
-
 Named: TypeAlias = "Sequence[tuple[str, Caption]]"  # by models, all of one image
 
 

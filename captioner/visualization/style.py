@@ -49,7 +49,6 @@ _WARM_WHITE = (1.0, 0.95, 0.82)
 LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
 LEGEND_PLAIN = (230, 233, 238)  # of the style contour, where lines alone mean something
 
-
 Style: TypeAlias = "OverlayStyle | str | None"  # or its name; None is the default
 
 
