@@ -29,9 +29,8 @@ from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captio
 from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
-from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import ImageTransform
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.data.workers import load_items
 
 PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000

@@ -141,11 +141,9 @@ class Captioner:
         if isinstance(self._saved, Path):
             copy_model(self._saved, folder)
             return
-        extra_files = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
+        extra = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
         card = "# A captioner model\n"
-        save_model(
-            folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra_files
-        )
+        save_model(folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra)
 
     def caption(self, image: ImageInput, **settings: Any) -> Caption:
         """Caption one image.
@@ -228,7 +226,7 @@ class Captioner:
             return []
         read = self._read(inputs)
         grid = self.engine.encode([pixels for pixels, _ in read])
-        with self._alone_if_random(options):
+        with self._alone_if_random(options), hard_attention_mode(options.at_test):
             return self._captions(inputs, read, grid, options)
 
     def _captions(
@@ -236,14 +234,13 @@ class Captioner:
     ) -> list[list[Caption]]:
         """Return the captions of a grid, whose images are given as `_read` takes and returns."""
         self._seed_cells(options.seed)
-        with hard_attention_mode(options.at_test):
-            if options.sample:
-                found, calibrator = self._sample(grid, options), None
-            else:
-                calibrator = self.calibrator
-                compares = calibrator is not None and calibrator.compares_captions
-                wanted = replace(options, num_captions=options.beam_size) if compares else options
-                found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
+        calibrator = None if options.sample else self.calibrator
+        if options.sample:
+            found = self._sample(grid, options)
+        else:
+            compares = calibrator is not None and calibrator.compares_captions
+            wanted = replace(options, num_captions=options.beam_size) if compares else options
+            found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
         if not all(found):
             raise ConfigError(
                 f"min_words: no caption of at least {options.min_words} words was found; use fewer"
@@ -251,7 +248,6 @@ class Captioner:
         features: Any = to_numpy(grid.features) if calibrator is not None else ()
         results = []
         for index, (hypotheses, (pixels, geometry)) in enumerate(zip(found, read, strict=True)):
-            cells, image = grid.select(slice(index, index + 1)), inputs[index]
             captions = []
             for place, hypothesis in enumerate(hypotheses[: options.num_captions]):
                 more: dict[str, Any] = {}
@@ -262,20 +258,17 @@ class Captioner:
                     more["confidence"] = confidence if shows_something else 0.0
                     more["confidence_threshold"] = calibrator.threshold
                 if options.paths:
+                    cells = grid.select(slice(index, index + 1))
                     more["paths"] = self._paths(cells, hypothesis.tokens, options.paths)
-                captions.append(self._caption(hypothesis, geometry, grid, image, **more))
+                captions.append(self._caption(hypothesis, geometry, grid, inputs[index], **more))
             results.append(captions)
         return results
 
     def _sample(self, grid: Grid, options: SearchOptions) -> list[list[Hypothesis]]:
         """Draw captions of each image, and score them to get the attention to their words."""
         seed = options.seed
-        drawn, _ = sample(
-            self.engine.decoder,
-            grid,
-            options,
-            generator=None if seed is None else self.engine.generator(seed),
-        )
+        generator = None if seed is None else self.engine.generator(seed)
+        drawn, _ = sample(self.engine.decoder, grid, options, generator=generator)
         end, pad = self.vocabulary.end, self.vocabulary.pad
         texts = [
             [[token for token in row if token not in (end, pad)] for row in of_image]

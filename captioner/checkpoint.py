@@ -1,4 +1,4 @@
-"""Model folders and training state: verified before use; `checkpoint_writer` saves them.
+"""Model folders, verified before use; `checkpoint_writer` saves them.
 
 A folder holds the files named below and those of other modules, such as a calibrator: all that
 inference needs, and nothing that can run code. Its manifest lists each but the card by SHA-256.
@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioner.config import ModelConfig, from_yaml
-from captioner.data.tokenizer import load_tokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, load_tokenizer
 from captioner.errors import CheckpointError, error_summary
 
 if TYPE_CHECKING:
@@ -58,14 +57,6 @@ def model_folder(model: str | Path) -> Path:
     return best if not (folder / MANIFEST).exists() and (best / MANIFEST).exists() else folder
 
 
-def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """Return a verified folder's files of other modules; graphs belong to its weights."""
-    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
-    return {
-        name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
-    }
-
-
 def load_model(
     folder: Path, device: torch.device | str = "cpu"
 ) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
@@ -74,7 +65,7 @@ def load_model(
 
     verify(folder)
     vocabulary, config = load_vocabulary(folder), load_config(folder)
-    with _readable(folder):
+    with readable(folder):
         model = build_model(config, len(vocabulary), pretrained=False)
         load_weights(model, folder)
     return model.eval().to(device), config, vocabulary
@@ -82,46 +73,36 @@ def load_model(
 
 def load_config(folder: Path) -> ModelConfig:
     """Read the settings of a verified folder; a CheckpointError says why they cannot be read."""
-    with _readable(folder / CONFIG):
+    with readable(folder / CONFIG):
         return from_yaml(ModelConfig, (folder / CONFIG).read_text(encoding="utf-8"))
 
 
 def load_weights(model: CaptionModel, folder: Path) -> None:
-    """Fill the model, converting to its types; a ValueError if the file holds other weights."""
-    import torch
+    """Fill the model from a verified folder, converting to its types."""
+    from safetensors.torch import load_model as load_state
 
-    problems = model.load_state_dict(read_weights(folder), strict=False)
-    tied = set(model.state_dict()) - set(distinct_weights(model, torch.float32))
-    missing = [name for name in problems.missing_keys if name not in tied]
-    if missing or problems.unexpected_keys:
-        odd = [*missing, *problems.unexpected_keys]
-        raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
+    with readable(folder / WEIGHTS):
+        missing, unexpected = load_state(model, folder / WEIGHTS, strict=False)
+        if odd := [*sorted(missing), *unexpected]:
+            raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights of a verified folder by their names."""
     from safetensors.torch import load_file
 
-    with _readable(folder / WEIGHTS):
+    with readable(folder / WEIGHTS):
         return load_file(folder / WEIGHTS)
 
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Read the vocabulary of a verified folder, with its tokenizer."""
-    with _readable(folder / VOCABULARY):
+    with readable(folder / VOCABULARY):
         return Vocabulary.load(folder / VOCABULARY, load_tokenizer(folder / TOKENIZER))
 
 
-def load_training_state(folder: Path) -> dict[str, Any]:
-    """Read the training state of a verified folder."""
-    import torch
-
-    with _readable(folder / STATE):
-        return torch.load(folder / STATE, map_location="cpu", weights_only=True)
-
-
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Context in which a file or folder is read: a CheckpointError says why it cannot be."""
     try:
         yield
@@ -189,19 +170,6 @@ def _check_file(path: Path) -> None:
     size = path.stat().st_size
     if size > (_MAX_TEXT_BYTES if path.suffix in (".json", ".yaml") else _MAX_BYTES):
         raise OSError(f"it has {size} bytes")
-
-
-def distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the state with each shared tensor once, floats in `dtype`."""
-    state: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict().items():
-        if value.numel() > 1 and value.data_ptr() in seen:
-            continue
-        seen.add(value.data_ptr())
-        value = value.detach().cpu()
-        state[name] = (value.to(dtype) if value.is_floating_point() else value).contiguous()
-    return state
 
 
 def sha256(path: Path) -> str:

@@ -19,24 +19,25 @@ from typing import TYPE_CHECKING, Any
 from captioner.checkpoint import (
     CARD,
     CONFIG,
+    DESCRIPTION,
     FORMAT,
+    GRAPHS,
     MANIFEST,
     STATE,
     TOKENIZER,
     VOCABULARY,
     WEIGHTS,
-    distinct_weights,
     file_sums,
     sha256,
     verify,
 )
 from captioner.config import ModelConfig, to_yaml
-from captioner.data.tokenizer import WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from captioner.models.model import CaptionModel
 
@@ -79,7 +80,7 @@ def save_model(
     inference = ModelConfig(**{f.name: getattr(config, f.name) for f in fields(ModelConfig)})
     with _replacing_folder(folder, keep=training_state is not None) as temporary:
         # save_file would make a file that only its owner can read
-        weights = save(distinct_weights(model, dtype), metadata={"format": "pt"})
+        weights = save(_distinct_weights(model, dtype), metadata={"format": "pt"})
         (temporary / WEIGHTS).write_bytes(weights)
         (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
         vocabulary.save(temporary / VOCABULARY)
@@ -92,6 +93,27 @@ def save_model(
             buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
             torch.save(training_state, buffer)
             (temporary / STATE).write_bytes(buffer.getbuffer())
+
+
+def _distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the state with each shared tensor once, floats in `dtype`."""
+    state: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict().items():
+        if value.numel() > 1 and value.data_ptr() in seen:
+            continue
+        seen.add(value.data_ptr())
+        value = value.detach().cpu()
+        state[name] = (value.to(dtype) if value.is_floating_point() else value).contiguous()
+    return state
+
+
+def read_extra_files(folder: Path) -> dict[str, bytes]:
+    """Return a verified folder's files of other modules; graphs belong to its weights."""
+    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
+    return {
+        name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
+    }
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:

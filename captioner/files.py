@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import secrets
 import stat
 import tempfile
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from captioner.errors import CaptionerError, ConfigError
-from captioner.log import logger
+from captioner.errors import CaptionerError
 
 TEMPORARY = ".*.tmp"  # pattern of the files that `replacing` writes; a killed process leaves one
 JOURNAL = "captions.jsonl"
-PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
 
 
 @contextmanager
@@ -79,55 +75,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def locked(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a lock on a file against other processes; it ends with this one, however that ends.
-
-    Args:
-        wait: Wait for a process that holds the lock, and say so on stderr.
-
-    Raises:
-        BlockingIOError: Another process holds it, and `wait` is false.
-        OSError: The file cannot be made.
-    """
-    from filelock import FileLock, Timeout
-
-    path.open("ab").close()  # raises where no file can be made, whatever the lock does
-    lock = FileLock(path, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if not wait:
-            raise BlockingIOError(f"{path} is locked") from None
-        logger.warning(f"{path.parent}: waiting for another process that writes there")
-        lock.acquire()
-    except OSError as error:  # some network file systems
-        logger.warning(
-            f"{path.parent} cannot be locked ({error.strerror}); let no other process write there"
-        )
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
-def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
-    """Make a folder where it is missing, and keep other runs away from it.
-
-    Args:
-        name, remedy: What a message calls the folder, and what to do instead.
-    """
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / ".lock", wait=False))
-        except OSError as error:
-            reason = error.strerror or "another run writes there"  # BlockingIOError has none
-            raise ConfigError(f"{name}: cannot be written to ({reason}); {remedy}") from None
-        yield
-
-
 def claim_name(owners: dict[str, str], path: str, *preferred: str) -> str:
     """Return the first name in a folder that no other file has, and enter it among the owners.
 
@@ -146,41 +93,6 @@ def claim_name(owners: dict[str, str], path: str, *preferred: str) -> str:
         preferred, [file.name, longer], (f"{number}-{longer}" for number in itertools.count(2))
     )
     return next(name for name in names if owners.setdefault(name.casefold(), path) == path)
-
-
-def word_names(name: str, words: Sequence[str]) -> list[str]:
-    """Return the file names of the pictures of words: NAME.01-word.png, ..., in reading order.
-
-    Of a word, at most 32 letters, digits and hyphens are kept; what is left empty becomes `word`.
-
-    >>> word_names("photo", ["a", "l'été", "../.."])
-    ['photo.01-a.png', 'photo.02-l-été.png', 'photo.03-word.png']
-    """
-    names = []
-    for number, word in enumerate(words, start=1):
-        kept = "".join(c if c.isalnum() else " " for c in unicodedata.normalize("NFC", word))
-        kept = "-".join(kept.split())[:32].rstrip("-") or "word"
-        names.append(f"{name}.{number:02d}-{kept}.png")
-    return names
-
-
-def files_of_others(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return a folder's file names in order, without hidden ones and those that captioner wrote."""
-    try:
-        records = read_journal(folder / JOURNAL)
-    except CaptionerError:
-        records = {}
-    ours = {name for record in records.values() for name in record["pictures"]}
-    if records:
-        ours.add(JOURNAL)
-    drawn = {record["name"] for record in records.values()}
-
-    def is_ours(name: str) -> bool:
-        word = re.fullmatch(r"(.+)\.\d\d+-.+\.png", name)  # of whatever caption it had
-        is_word = word is not None and word[1] in drawn
-        return name.startswith(".") or name in ours or name.endswith(PICTURE_ENDINGS) or is_word
-
-    return sorted(itertools.filterfalse(is_ours, names))
 
 
 def read_journal(file: Path) -> dict[str, dict[str, Any]]:

@@ -80,9 +80,9 @@ DATA_FORMATS = Registry(
 )
 TOKENIZERS = Registry(
     "data.tokenizer",
-    words="captioner.data.tokenizer:WordTokenizer",
-    characters="captioner.data.tokenizer:CharacterTokenizer",
-    subwords="captioner.data.subwords:SubwordTokenizer",
+    words="captioner.data.vocabulary:WordTokenizer",
+    characters="captioner.data.tokenizers:CharacterTokenizer",
+    subwords="captioner.data.tokenizers:SubwordTokenizer",
 )
 TASKS = Registry(
     "task",

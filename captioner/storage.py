@@ -1,4 +1,4 @@
-"""Files on this machine or behind a URL that fsspec understands (s3://, gs://, memory://, ...)."""
+"""Files on this machine or behind a URL that fsspec understands (s3://, gs://, ...), and locks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner.errors import CaptionerError, DataError, ImageError, error_summary
+from captioner.errors import CaptionerError, ConfigError, DataError, ImageError, error_summary
 from captioner.files import replacing
+from captioner.log import logger
 
 MAX_FILE_BYTES = 2**28  # of a photo behind a URL
 _CHUNK_BYTES = 2**16
@@ -124,6 +125,55 @@ class Folder:
         with contextlib.suppress(FileNotFoundError), accessing(self.name):
             paths = self.system.ls(self.path(folder), detail=False)
         return {posixpath.basename(path) for path in paths}
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock on a file against other processes; it ends with this one, however that ends.
+
+    Args:
+        wait: Wait for a process that holds the lock, and say so on stderr.
+
+    Raises:
+        BlockingIOError: Another process holds it, and `wait` is false.
+        OSError: The file cannot be made.
+    """
+    from filelock import FileLock, Timeout
+
+    path.open("ab").close()  # raises where no file can be made, whatever the lock does
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if not wait:
+            raise BlockingIOError(f"{path} is locked") from None
+        logger.warning(f"{path.parent}: waiting for another process that writes there")
+        lock.acquire()
+    except OSError as error:  # some network file systems
+        logger.warning(
+            f"{path.parent} cannot be locked ({error.strerror}); let no other process write there"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
+    """Make a folder where it is missing, and keep other runs away from it.
+
+    Args:
+        name, remedy: What a message calls the folder, and what to do instead.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except OSError as error:
+            reason = error.strerror or "another run writes there"  # BlockingIOError has none
+            raise ConfigError(f"{name}: cannot be written to ({reason}); {remedy}") from None
+        yield
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:

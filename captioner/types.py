@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,29 +123,6 @@ class AttentionOutput:
     beta: Tensor | None = None
     cells: Tensor | None = None
     heads: Tensor | None = None
-
-
-class StepDecoder(Protocol):
-    """Writes captions one word at a time: `models.decoders.Decoder`, or an exported graph.
-
-    Training, search and scoring all go through `step`. Callers only pass the memory and the state
-    back. Arrays are tensors, or NumPy arrays where exported graphs compute.
-    """
-
-    def prepare(self, grid: Grid) -> Any:
-        """Compute once what all steps need of B images: the memory."""
-
-    def start(self, memory: Any, beams: int = 1) -> Any:
-        """Return the state before the first word, for `beams` hypotheses of each image."""
-
-    def step(self, tokens: Any, state: Any, memory: Any) -> tuple[Any, AttentionOutput, Any]:
-        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
-
-        Of the attention, an exported graph gives weights, beta, cells and heads alone.
-        """
-
-    def reorder(self, state: Any, images: Any, beams: Any) -> Any:
-        """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""
 
 
 # How hard attention chooses its cell outside of training, where it is not the model's own way. Per

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from captioner.generation import Hypothesis, force_decode
-from captioner.types import Grid, StepDecoder
+from captioner.models.decoders.base import StepDecoder
+from captioner.types import Grid
 
 
 def force_decode_one(

@@ -18,8 +18,8 @@ from PIL import Image
 from captioner import Captioner, checkpoint
 from captioner.checkpoint_writer import add_files
 from captioner.data.layouts import read_split
-from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.tokenizers import CharacterTokenizer
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.types import Geometry
 from captioner.visualization import Caption

@@ -21,17 +21,16 @@ from captioner import checkpoint
 from captioner.checkpoint import (
     file_sums,
     load_model,
-    load_training_state,
-    read_extra_files,
     verify,
 )
-from captioner.checkpoint_writer import add_files, save_model, write_manifest
+from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
 from captioner.config import ModelConfig
-from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.tokenizers import CharacterTokenizer
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
 from captioner.training.run import clean_run_folder
+from captioner.training.trainer import load_training_state
 
 Parts = tuple[CaptionModel, ModelConfig, Vocabulary]
 VERIFIED = ["model.safetensors", "config.yaml", "vocabulary.json", "training_state.pt"]

@@ -10,7 +10,10 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    "errors types data.tokenizer cli.alt_text cli.suggestions files visualization.style".split(),
+    (
+        "errors types data.tokenizers data.vocabulary cli.alt_text cli.suggestions files "
+        "visualization.style visualization.word_pictures"
+    ).split(),
 )
 def test_examples_of_docstrings_hold(module: str) -> None:
     results = doctest.testmod(import_module(f"captioner.{module}"))

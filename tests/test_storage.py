@@ -1,17 +1,20 @@
-"""Photos fetched by their address."""
+"""Photos fetched by their address, and locks that keep other processes away."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from captioner.errors import ImageError
-from captioner.storage import fetch_image, is_web_address
+from captioner.storage import fetch_image, is_web_address, locked
 
 PHOTO = bytes(range(256)) * 40
 
@@ -91,3 +94,29 @@ def test_private_addresses_are_refused_however_they_are_named(
     for scheme in ("http", "https"):
         with pytest.raises(ImageError, match="private network"):
             fetch(f"{scheme}://photos.example:{port}/photo", allow_private=False)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from captioner.storage import locked
+with locked(Path(sys.argv[1]), wait=False):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    for kill in (False, True):
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "locked\n"
+            with pytest.raises(BlockingIOError), locked(path, wait=False):
+                pass
+            other.kill() if kill else other.communicate("go\n")
+        with locked(path, wait=False):
+            pass

@@ -1,18 +1,16 @@
-"""Files are written completely or not at all, and a lock keeps other processes away."""
+"""Files are written completely or not at all, under names of their own."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from captioner.errors import CaptionerError
-from captioner.files import claim_name, locked, replacing, save_bytes, word_names, writing
+from captioner.files import claim_name, replacing, save_bytes, writing
 
 
 def test_a_file_reads_back_and_its_folder_is_made(tmp_path: Path) -> None:
@@ -58,32 +56,6 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from captioner.files import locked
-with locked(Path(sys.argv[1]), wait=False):
-    print("locked", flush=True)
-    sys.stdin.readline()
-"""
-
-
-def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Path) -> None:
-    path = tmp_path / ".lock"
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    for kill in (False, True):
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "locked\n"
-            with pytest.raises(BlockingIOError), locked(path, wait=False):
-                pass
-            other.kill() if kill else other.communicate("go\n")
-        with locked(path, wait=False):
-            pass
-
-
 @pytest.mark.parametrize(
     "photos",
     [
@@ -100,16 +72,3 @@ def test_names_are_distinct_on_every_file_system_in_any_order_and_stay(photos: l
         assert len({name.casefold() for name in names}) == len(photos)
         assert not any("/" in name for name in names)
         assert [claim_name(owners, path, Path(path).stem) for path in order] == names
-
-
-def test_words_become_file_names_that_every_system_takes() -> None:
-    names = word_names("photo.jpg", ["a", "l'été", "../..", "", "<unk>", "x" * 99, "A\x00/b"])
-    assert names == [
-        "photo.jpg.01-a.png",
-        "photo.jpg.02-l-été.png",
-        "photo.jpg.03-word.png",
-        "photo.jpg.04-word.png",
-        "photo.jpg.05-unk.png",
-        f"photo.jpg.06-{'x' * 32}.png",
-        "photo.jpg.07-A-b.png",
-    ]

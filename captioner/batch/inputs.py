@@ -15,11 +15,11 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from captioner.data.image_finder import files_of_others
 from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
-from captioner.files import files_of_others
 from captioner.log import logger
 from captioner.storage import accessing, expand, file_system, is_url
 

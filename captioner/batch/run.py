@@ -36,15 +36,10 @@ from captioner.data.formats.webdataset import is_image, sample_key
 from captioner.data.images import open_image
 from captioner.engines import EngineName, Precision, choose_engine
 from captioner.errors import CaptionerError, ImageError, error_summary, needs_extra
-from captioner.files import locked_folder
 from captioner.log import logger, progress_bar
-from captioner.runtime.parallel import (
-    available_cores,
-    blocked_interrupts,
-    end_with_parent,
-    prefetch,
-)
-from captioner.storage import Folder, absolute, fetch, file_system, is_url
+from captioner.runtime.children import blocked_interrupts, end_with_parent
+from captioner.runtime.parallel import available_cores, prefetch
+from captioner.storage import Folder, absolute, fetch, file_system, is_url, locked_folder
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner

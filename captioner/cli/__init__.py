@@ -23,6 +23,7 @@ from captioner.log import logger, printable, visible
 
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
+    from captioner.visualization import Caption
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
@@ -145,6 +146,48 @@ def show(line: object) -> None:
         raise BrokenPipeError from None
 
 
+def is_withheld(confidence: float | None, least: float | None) -> bool:
+    """Return whether a caption's confidence is below the least that the user accepts."""
+    return least is not None and confidence is not None and confidence < least
+
+
+def caption_note(
+    caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
+) -> str:
+    """Return a caption with its figures, for people; below `min_confidence` it is withheld."""
+    notes = []
+    withheld = is_withheld(caption.confidence, min_confidence)
+    if caption.confidence is not None:
+        value, *threshold = caption.confidence_digits
+        unsure = caption.is_unsure and not withheld
+        below = f", below {threshold[0]}: unsure" if unsure else ""
+        notes.append(f"confidence {value}{below}")
+    if with_total:
+        steps = len(caption.words) + (caption.end_log_prob is not None)
+        total = caption.log_prob
+        notes.append(f"log-probability {total:.2f}, {total / steps:.2f} a word")
+    text = "no caption" if withheld else printable(caption.text)
+    return f"{text} ({'; '.join(notes)})" if notes else text
+
+
+def files_note(files: Sequence[Path]) -> str:
+    """Return the first file of a photo and how many more there are, for the end of a line."""
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f" -> {printable(files[0])}{more}" if files else ""
+
+
+def caption_content(
+    caption: Caption, *, with_total: bool = False, min_confidence: float | None = None
+) -> dict[str, Any]:
+    """Return a caption for JSON, `with_total` its `log_prob`; one withheld has its confidence."""
+    content = caption.to_dict()
+    if with_total:
+        content["log_prob"] = round(caption.log_prob, 6)
+    if is_withheld(caption.confidence, min_confidence):
+        content |= {key: None for key in content if not key.startswith("confidence")}
+    return content
+
+
 def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
     """Load a model, a bundled name or a folder, as the options of `add_device_options` say."""
     from captioner.captioner import Captioner
@@ -155,3 +198,21 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     dtype = str(captioner.dtype).removeprefix("torch.")
     logger.debug(f"model {model} on {captioner.device.type}, encoder in {dtype}")
     return captioner
+
+
+def attention_options(
+    arguments: argparse.Namespace, models: Sequence[Captioner]
+) -> list[dict[str, Any]]:
+    """Return the arguments of hard attention for each model, none for those without it.
+
+    Layers and heads that a model lacks are refused, and the arguments if no model takes them.
+    """
+    from captioner.visualization.caption import check_head
+
+    for captioner in models:
+        check_head(arguments.layer, arguments.head, *captioner.attention_heads)
+    option = "--at-test" if arguments.at_test else "--paths" if arguments.paths else None
+    if option and not any(captioner.has_hard_attention for captioner in models):
+        raise CaptionerError(f"{option}: needs a model with hard attention, such as --model hard")
+    options = {"at_test": arguments.at_test, "paths": arguments.paths}
+    return [options if captioner.has_hard_attention else {} for captioner in models]

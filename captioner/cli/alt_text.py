@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from captioner.cli.output import STANDARD_INPUT, is_withheld
+from captioner.cli import is_withheld
+from captioner.cli.parsing import STANDARD_INPUT
 from captioner.errors import CaptionerError, listed
 from captioner.files import save_bytes
 from captioner.log import logger

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from PIL import Image
 
-from captioner.cli import command, load_captioner, output, parsing, show
+from captioner import cli
+from captioner.cli import parsing
 from captioner.errors import CaptionerError, ImageError
-from captioner.files import files_of_others
 from captioner.log import logger, printable, progress_bar
 
 if TYPE_CHECKING:
@@ -52,28 +52,24 @@ _OF_WRITE = {
     "xmp_merge": ("xmp",),
     "overwrite": ("txt", "xmp", "csv", "html"),
 }
-_FOLDER = "folder"  # counted next to the suffixes of files
-_MAX_BYTES = 2**28  # of a photo on standard input or at an address
 _DOWNLOAD_TIMEOUT_S = 60.0
 _LISTS = tuple(".txt .csv .tsv .jsonl .json .parquet .tar .tgz .zip .gz .7z .rar".split())
 _PAGES = (".html", ".htm", ".xhtml", ".md", ".markdown")
-_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
 
 
-@command
+@cli.command
 def caption(parser: parsing.CommandParser) -> int:
     """Write captions for photos and draw the attention to each word.
 
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
-    help_ = (
-        "a photo, a folder, - (standard input), an address (--allow-urls), a page (--write html)"
-    )
+    help_ = "a photo, a folder, - (standard input), an address (--allow-urls), a page "
+    help_ += "(--write html)"
     parser.add_argument("photos", nargs="+", metavar="PHOTO", help=help_)
     help_ = "after the photos, several models: with --output, one sheet a photo with a row a model"
     models = parsing.add_model_options(parser)
     models.add_argument("--compare", nargs="+", metavar="MODEL", help=help_)
-    output.add_output_options(parser)
+    parsing.add_output_options(parser)
     parsing.add_search_options(parser, min_words=True)
     share, count = parsing.number_from(0, 1), parsing.number_from(1, parsing.MAX_BEAM_SIZE, int)
     help_ = "give no caption where the model's confidence is below X, from 0 to 1"
@@ -110,7 +106,7 @@ def caption(parser: parsing.CommandParser) -> int:
     help_ = "where addresses like /img/a.jpg begin (default: the page's folder or one above it)"
     add("--site-root", type=Path, metavar="DIR", help=help_)
     arguments = parser.parse()
-    output.check_output_options(parser, arguments)
+    parsing.check_output_options(parser, arguments)
     _check(parser, arguments)
     return _CaptionRun(arguments).run()
 
@@ -121,15 +117,12 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1
     is_sampled, is_compared = "sample" in chosen, "compare" in chosen
+    too_many = beams and count > beams and not is_sampled
     page = any(map(is_page, arguments.photos))
     rules = [
         ("write", write and is_compared, "takes the captions of one model, so not with --compare"),
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
-        (
-            "num_captions",
-            beams and count > beams and not is_sampled,
-            f"is at most --beam-size, which is {beams}",
-        ),
+        ("num_captions", too_many, f"is at most --beam-size, which is {beams}"),
         ("write", "csv" in write and "output" not in chosen, "csv needs --output, for the table"),
         ("write", "html" in write and not page, "html needs a page, such as index.html"),
         ("resume", "output" not in chosen, "needs --output, the folder of an earlier run"),
@@ -179,7 +172,7 @@ class _CaptionRun:
             self._caption(todo, models)
         for file in self.texts.finish(photos) if self.texts else ():
             if not self.arguments.json:
-                show(printable(file))
+                cli.show(printable(file))
             self.done += 1
         return (1 if self.done else 2) if self.failures else 0
 
@@ -187,17 +180,18 @@ class _CaptionRun:
         """Return the photos to caption, each once, in the order given; say what is skipped."""
         arguments = self.arguments
         skipped: Counter[str] = Counter()
-        drawn = os.path.abspath(arguments.output) if arguments.output else None
-        list_photos = partial(photos_in, recursive=arguments.recursive, leave_out=drawn)
         photos: list[_Photo] = []
         for name in arguments.photos:
-            if name == output.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
+            if name == parsing.STANDARD_INPUT or (is_address(name) and arguments.allow_urls):
                 photos.append(name)
             elif is_address(name):
                 self._failed(f"{name}: is an address; --allow-urls fetches it")
             elif os.path.isdir(name):  # Path.is_dir raises for a name that no file can have
+                from captioner.data.image_finder import photos_in
+
                 failures = self.failures
-                found = list(list_photos(Path(name), skipped, self._failed))
+                options = {"recursive": arguments.recursive, "leave_out": arguments.output}
+                found = list(photos_in(Path(name), skipped, self._failed, **options))
                 if not found and self.failures == failures:
                     self._failed(f"{name}: the folder holds no photos")
                 photos += found
@@ -212,15 +206,17 @@ class _CaptionRun:
                 photos += self.texts.images_of(Path(name))
             else:
                 self._failed(f"{name}: is a page; --write html fills in the texts of its images")
-        if sentence := skipped_sentence(skipped):
-            logger.info(sentence)
+        if skipped.total():
+            from captioner.data.image_finder import skipped_sentence
+
+            logger.info(skipped_sentence(skipped))
         return list(dict.fromkeys(photos))
 
     def _load_models(self) -> _Models:
         """Load the models by name, and refuse options that they cannot follow."""
         arguments = self.arguments
-        loaded = [load_captioner(name, arguments) for name in self.model_names]
-        attention = output.attention_options(arguments, loaded)
+        loaded = [cli.load_captioner(name, arguments) for name in self.model_names]
+        attention = cli.attention_options(arguments, loaded)
         models: _Models = []
         for name, captioner, of_attention in zip(self.model_names, loaded, attention, strict=True):
             if arguments.min_confidence is not None and captioner.calibrator is None:
@@ -267,7 +263,7 @@ class _CaptionRun:
             waiting: deque[Callable[[], None]] = deque()
             for photo, image, found in self._captioned(photos, models, bar.update):
                 best = [(name, captions[0]) for name, captions in found]
-                shown = [b for b in best if not output.is_withheld(b[1].confidence, least)]
+                shown = [b for b in best if not cli.is_withheld(b[1].confidence, least)]
                 drawn = self.output.draw(photo, image, shown) if self.output and shown else None
                 waiting.append(partial(self._write, photo, found, drawn))
                 while len(waiting) > ahead:
@@ -307,8 +303,7 @@ class _CaptionRun:
 
     def _write(self, photo: _Photo, found: _Found, drawn: Future[Drawn] | None) -> None:
         """Print a photo's captions, by one model or several, and record them."""
-        arguments = self.arguments
-        failures = self.failures
+        arguments, failures = self.arguments, self.failures
         pictures, problem = drawn.result() if drawn else ([], None)
         if problem:
             self._failed(f"{photo}: {problem}")
@@ -326,19 +321,19 @@ class _CaptionRun:
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
         """Print a photo's captions and files; further captions or models have a line each."""
-        note = partial(output.caption_note, min_confidence=self.arguments.min_confidence)
+        note = partial(cli.caption_note, min_confidence=self.arguments.min_confidence)
         first, *others = found[0][1]
-        head = f"{printable(photo)}: {note(first)}{output.files_note(files)}"
+        head = f"{printable(photo)}: {note(first)}{cli.files_note(files)}"
         lines = [f"{place}. {note(each)}" for place, each in enumerate(others, start=2)]
         if len(found) > 1:
-            head = f"{printable(photo)}{output.files_note(files)}"
+            head = f"{printable(photo)}{cli.files_note(files)}"
             lines = [f"{printable(name)}: {note(best)}" for name, (best, *_) in found]
-        show("\n  ".join([head, *lines]))
+        cli.show("\n  ".join([head, *lines]))
 
     def _show_json(self, photo: _Photo, found: _Found, pictures: list[Path]) -> None:
         """Print one JSON object a model, in ASCII, so that it is JSON in every locale."""
         arguments = self.arguments
-        content = partial(output.caption_content, min_confidence=arguments.min_confidence)
+        content = partial(cli.caption_content, min_confidence=arguments.min_confidence)
         for name, captions in found:
             best = captions[0].of_head(arguments.layer, arguments.head)
             line: dict[str, Any] = {"model": name} if arguments.compare else {}
@@ -347,80 +342,28 @@ class _CaptionRun:
                 line["captions"] = [content(each, with_total=True) for each in captions]
             if pictures:
                 line["pictures"] = [str(picture) for picture in pictures]
-            show(json.dumps(line))
+            cli.show(json.dumps(line))
 
     def _failed(self, reason: object) -> None:
         self.failures += 1
         logger.warning(str(reason))
 
 
-def skipped_sentence(skipped: Counter[str]) -> str:
-    """Return how many files and folders were skipped and what to do about it, or ""."""
-    from captioner.data.images import HEIF_SUFFIXES
-
-    parts = []
-    if kinds := sorted(set(skipped) - {_FOLDER}):
-        parts.append(f"skipped files: {skipped.total() - skipped[_FOLDER]} ({', '.join(kinds)})")
-    if HEIF_SUFFIXES & set(skipped):
-        parts.append("to read HEIC, install pillow-heif or convert the photos")
-    if count := skipped[_FOLDER]:
-        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
-    return "; ".join(parts)
-
-
-def photos_in(
-    folder: Path,
-    skipped: Counter[str],
-    failed: Callable[[object], None],
-    *,
-    recursive: bool = False,
-    leave_out: str | None = None,
-) -> Iterator[Path]:
-    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
-
-    What is left out is counted in `skipped`, by suffix, and as _FOLDER the folders. Links to
-    folders are followed, but no folder is gone into twice.
-    """
-    from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
-
-    def unlisted(error: OSError) -> None:
-        failed(f"{error.filename}: cannot be listed ({error.strerror})")
-
-    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
-    seen = set[str]()
-    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        for name in files_of_others(Path(place), names):
-            suffix = Path(name).suffix.lower()
-            if suffix in suffixes:
-                yield Path(place, name)
-            elif suffix not in _OURS:
-                skipped[printable(suffix) or "no suffix"] += 1
-        shown = (name for name in sorted(folders) if not name.startswith("."))
-        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != leave_out]
-        if not recursive:
-            skipped[_FOLDER] += len(folders)
-            return
-
-
 def open_photo(photo: Path | str) -> Image.Image:
     """Read the photo at a path or an address, or on standard input, which is `-`."""
     from captioner.data.images import open_image
 
-    if photo == output.STANDARD_INPUT:
-        content = sys.stdin.buffer.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise ImageError(f"is larger than {_MAX_BYTES >> 20} MiB")
-        return open_image(content)
     if isinstance(photo, Path):
         return open_image(photo)
-    from captioner.storage import fetch_image
+    from captioner.storage import MAX_FILE_BYTES, fetch_image
 
-    # The user chose the address, so it may be one of the user's own network.
-    return open_image(fetch_image(photo, _MAX_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True))
+    if photo == parsing.STANDARD_INPUT:
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ImageError(f"is larger than {MAX_FILE_BYTES >> 20} MiB")
+    else:  # the user chose the address, so it may be one of the user's own network
+        content = fetch_image(photo, MAX_FILE_BYTES, _DOWNLOAD_TIMEOUT_S, allow_private=True)
+    return open_image(content)
 
 
 def is_address(name: str) -> bool:

@@ -7,8 +7,10 @@ Exit code: 0 nothing to mend, 1 something to mend, 2 the data set cannot be read
 
 from __future__ import annotations
 
+import argparse
 import io
 import random
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +19,11 @@ from captioner.config.settings import DataConfig
 from captioner.errors import DataError, listed
 from captioner.files import check_writable, save_bytes
 from captioner.log import printable, progress_bar
-from captioner.registry import TOKENIZERS
+from captioner.registry import DATA_FORMATS, TOKENIZERS
 
 if TYPE_CHECKING:
-    from captioner.data.images import ImagePath
-    from captioner.data.layouts import CaptionedData
-    from captioner.data.splits import Split
+    from captioner.data.layouts import CaptionedData, DataFiles
+    from captioner.data.splits import ImagePath, Split
 
 ON_SHEET = 36  # photos on a contact sheet
 
@@ -32,7 +33,7 @@ def check_data(parser: parsing.CommandParser) -> int:
     add = parser.add_argument
     add("root", help="folder of the data set, or its captions file")
     add("--split", action="append", help="a split; may be given several times (default: all)")
-    parsing.add_layout_options(parser)
+    add_layout_options(parser)
     add("--tokenizer", choices=tuple(TOKENIZERS), default="words", help="as in data.tokenizer")
     words = DataConfig.max_words
     help_ = f"as data.max_words of the training (default: {words}); not for subwords"
@@ -52,7 +53,7 @@ def check_data(parser: parsing.CommandParser) -> int:
     written = [file for file in (arguments.output, sheet) if file]
     for file in written:
         check_writable(file)
-    data = CaptionedData(parsing.chosen_data(arguments))
+    data = CaptionedData(chosen_data(arguments))
     splits, problems = _read_splits(data, arguments.split)
     show(printable(data.description()))
     tokenizer = TOKENIZERS[arguments.tokenizer]()
@@ -99,6 +100,26 @@ def check_data(parser: parsing.CommandParser) -> int:
     for file in written:
         show(file)
     return 1 if problems else 0
+
+
+def add_layout_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how a data set lies on disk, where it is not recognised."""
+    add = parser.add_argument
+    help_ = "layout of the data set (default: auto, which recognises it)"
+    add("--format", choices=("auto", *DATA_FORMATS), default="auto", help=help_)
+    add("--file", help="captions file, if the folder holds several")
+    add("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
+    add("--image-column", metavar="NAME", help="a table's column of images")
+    add("--caption-column", metavar="NAME", help="a table's column of captions")
+    help_ = "remove what nearly all captions begin or end with, such as startseq or <end>"
+    add("--strip-markers", action="store_true", help=help_)
+
+
+def chosen_data(arguments: argparse.Namespace) -> DataFiles:
+    """Return the data set that the options of `add_data_options` choose."""
+    from captioner.data.layouts import DataFiles
+
+    return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})
 
 
 def _read_splits(

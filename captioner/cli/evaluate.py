@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.cli import command, load_captioner, output, parsing, show
+from captioner import cli
+from captioner.cli import parsing
+from captioner.cli.check_data import add_layout_options, chosen_data
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger, printable
@@ -29,7 +31,7 @@ FAITHFULNESS_PHOTOS = 150
 SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
 
 
-@command
+@cli.command
 def evaluate(parser: parsing.CommandParser) -> int:
     """Caption a split of a data set and score the captions, or score the captions of a file.
 
@@ -38,7 +40,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     """
     add = parser.add_argument
     help_ = "such as test, val, val2017 (default: test)"
-    parsing.add_data_options(parser, default="test", help=help_)
+    add_data_options(parser, default="test", help=help_)
     help_ = "score captions of any model: COCO results, results.json, a table, an output of batch"
     add("--results", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, help="write results.json here")
@@ -57,7 +59,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     help_ += f"is replaced, or attended cells are deleted (default: {FAITHFULNESS_PHOTOS})"
     add("--faithfulness", const=FAITHFULNESS_PHOTOS, metavar="N", help=help_, **count)
     parsing.add_model_options(parser)
-    output.add_at_test(parser)
+    parsing.add_at_test(parser)
     arguments = parser.parse()
 
     from captioner.data.layouts import CaptionedData
@@ -74,7 +76,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
             "--results scores captions without their model: leave out --report, --faithfulness, "
             "--objects, --checkpoint and --beam-size"
         )
-    data = parsing.chosen_data(arguments)
+    data = chosen_data(arguments)
     training = None
     if arguments.train_split:
         known = CaptionedData(data, val_split=arguments.split).references(arguments.train_split)
@@ -93,8 +95,18 @@ def evaluate(parser: parsing.CommandParser) -> int:
         _report(arguments.report, evaluation, images)
     _show_results(results, bias=arguments.bias)
     for file in written:
-        show(file)
+        cli.show(file)
     return code
+
+
+def add_data_options(
+    parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
+) -> None:
+    """Add the options that choose a data set; `split` describes `--split`."""
+    help_ = "folder of the data set, or its captions file"
+    parser.add_argument("--root", required=required, metavar="DIR", help=help_)
+    parser.add_argument("--split", **split)
+    add_layout_options(parser)
 
 
 def score_file(
@@ -159,7 +171,7 @@ def _caption_split(
     if repeated := same_caption(images):
         logger.warning(repeated)
     model = parsing.chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
+    captioner = cli.load_captioner(model, arguments)
     decoding = captioner.options(beam_size=arguments.beam_size)
     logger.info(data.description())
     logger.info(f"beam size {decoding.beam_size}, length penalty {decoding.length_penalty:g}")
@@ -194,12 +206,14 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     for name, value in results["metrics"].items():
         if value is None:
             logger.warning(f"{name}: {signature[name]}")
-            show(f"{name:8} {signature[name].partition(':')[0]}")
+            cli.show(f"{name:8} {signature[name].partition(':')[0]}")
         else:
-            show("{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name]))
+            cli.show(
+                "{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name])
+            )
     for table in result_tables(results)[1:]:
         if bias or table.title != BIAS:
-            show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
+            cli.show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
 def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]) -> None:
@@ -239,7 +253,7 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
     save_bytes(page.encode(errors="replace"), file)
 
 
-@command
+@cli.command
 def compare(parser: parsing.CommandParser) -> int:
     """Compare two results files of captioner evaluate on the same photos.
 
@@ -250,7 +264,7 @@ def compare(parser: parsing.CommandParser) -> int:
     parser.add_argument("a", type=Path, metavar="A", help="results.json or captions of one model")
     parser.add_argument("b", type=Path, metavar="B", help="those of another")
     help_ = "of the references (default: test)"
-    parsing.add_data_options(parser, required=False, default="test", help=help_)
+    add_data_options(parser, required=False, default="test", help=help_)
     arguments = parser.parse()
 
     from captioner.evaluation.intervals import FEW_PHOTOS, paired_bootstrap
@@ -272,12 +286,12 @@ def compare(parser: parsing.CommandParser) -> int:
         )
     found, count = paired_bootstrap(scores_a, scores_b), len(scores_a.image_ids)
     few = ", too few to tell two models apart" if count < FEW_PHOTOS else ""
-    show(f"A {a}\nB {b}\n{count} photos{few}\n")
-    show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
+    cli.show(f"A {a}\nB {b}\n{count} photos{few}\n")
+    cli.show(f"{'':8}  {'A':>7}  {'B':>7}  {'B - A':>8}  {'95 % interval':^20}  {'p':>7}")
     for name, row in found.items():
         interval = f"[{row.low:+.4f}, {row.high:+.4f}]"
         figures = f"{row.a:7.4f}  {row.b:7.4f}  {row.difference:+8.4f}  {interval:^20}"
-        show(f"{name:8}  {figures}  {row.p:7.4f}")
+        cli.show(f"{name:8}  {figures}  {row.p:7.4f}")
     return 0
 
 
@@ -295,12 +309,12 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
             f"--checkpoint {path} --output FILE writes them"
         )
     if arguments.root is not None:
-        content = score_file(path, parsing.chosen_data(arguments), arguments.split)
+        content = score_file(path, chosen_data(arguments), arguments.split)
         return content["signature"], ImageScores.of(content["images"])
     return read_results(path)
 
 
-@command
+@cli.command
 def score(parser: parsing.CommandParser) -> int:
     """Score a caption that you give: the model's attention for each word, and how likely each is.
 
@@ -311,13 +325,13 @@ def score(parser: parsing.CommandParser) -> int:
     help_ = "its caption; with or without quotes"
     parser.add_argument("text", metavar="CAPTION", nargs="+", help=help_)
     parsing.add_model_options(parser, search=False)
-    output.add_output_options(parser)
+    parsing.add_output_options(parser)
     parser.set_defaults(compare=None, write=())  # as `captioner caption` has them
     arguments = parser.parse()
     if len(arguments.text) > 1 and any(" " in text for text in arguments.text):
         parser.error("argument CAPTION: is one caption; score another with a command of its own")
     arguments.text = " ".join(arguments.text)
-    output.check_output_options(parser, arguments)
+    parsing.check_output_options(parser, arguments)
 
     from captioner.data.images import open_image
 
@@ -327,8 +341,8 @@ def score(parser: parsing.CommandParser) -> int:
     except ImageError as error:
         raise CaptionerError(f"{arguments.photo}: {error}") from None
     model = parsing.chosen_model(arguments)
-    captioner = load_captioner(model, arguments)
-    (options,) = output.attention_options(arguments, [captioner])
+    captioner = cli.load_captioner(model, arguments)
+    (options,) = cli.attention_options(arguments, [captioner])
     caption = captioner.score(image, arguments.text, **options)
     own = captioner.caption(image, **options)
     if unknown := [word for word in caption.words if word not in captioner.vocabulary]:
@@ -350,13 +364,13 @@ def score(parser: parsing.CommandParser) -> int:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:
         shown = caption.of_head(arguments.layer, arguments.head)
-        line = {"image": str(photo), **output.caption_content(shown, with_total=True)}
-        line["model_caption"] = output.caption_content(own, with_total=True)
+        line = {"image": str(photo), **cli.caption_content(shown, with_total=True)}
+        line["model_caption"] = cli.caption_content(own, with_total=True)
         if pictures:
             line["pictures"] = [str(picture) for picture in pictures]
-        show(json.dumps(line))
+        cli.show(json.dumps(line))
     else:
-        note = partial(output.caption_note, with_total=True)
-        show(f"{printable(photo)}: {note(caption)}{output.files_note(pictures)}")
-        show(f"  the model's own: {note(own)}")
+        note = partial(cli.caption_note, with_total=True)
+        cli.show(f"{printable(photo)}: {note(caption)}{cli.files_note(pictures)}")
+        cli.show(f"  the model's own: {note(own)}")
     return 1 if problem else 0

@@ -156,8 +156,8 @@ def export(parser: parsing.CommandParser) -> int:
 
     import torch
 
-    from captioner.checkpoint import CARD, load_model, model_folder, read_extra_files, read_weights
-    from captioner.checkpoint_writer import check_absent, save_model
+    from captioner.checkpoint import CARD, load_model, model_folder, read_weights
+    from captioner.checkpoint_writer import check_absent, read_extra_files, save_model
     from captioner.config.validation import validate
     from captioner.export import export_graphs
 

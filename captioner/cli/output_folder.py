@@ -10,11 +10,8 @@ import argparse
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import re
-import signal
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -26,12 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from PIL import Image
 
 from captioner.checkpoint import MANIFEST
-from captioner.cli.output import STANDARD_INPUT
+from captioner.cli.parsing import STANDARD_INPUT
 from captioner.data.images import png
 from captioner.errors import CaptionerError
-from captioner.files import JOURNAL, claim_name, read_journal, save_bytes, word_names
-from captioner.runtime.parallel import blocked_interrupts, end_with_parent, usable_cores
+from captioner.files import JOURNAL, claim_name, read_journal, save_bytes
+from captioner.runtime.children import blocked_interrupts, child_pool
+from captioner.runtime.parallel import usable_cores
 from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
+from captioner.visualization.word_pictures import word_names
 
 if TYPE_CHECKING:
     from captioner.visualization import Caption
@@ -108,22 +107,15 @@ class OutputFolder:
         if photos < PROCESSES_FROM or not self.arguments.save:
             yield 0
             return
-        context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-        if sys.platform != "win32":
-            context.set_forkserver_preload(["captioner.cli.output_folder", "matplotlib"])
-        # Ctrl-C ends the process that captions, which then ends these.
-        self._pool = ProcessPoolExecutor(
-            usable_cores(), context, end_with_parent, (signal.SIG_IGN,)
-        )
         try:
-            yield 2 * usable_cores() + 2
+            with child_pool("captioner.cli.output_folder", "matplotlib") as self._pool:
+                yield 2 * usable_cores() + 2
         except BrokenProcessPool:
             raise CaptionerError(
                 "a process that drew pictures was killed, as for want of memory; the same command "
                 "with --resume does the rest"
             ) from None
         finally:
-            self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def draw(

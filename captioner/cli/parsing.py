@@ -8,19 +8,16 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from captioner.cli.suggestions import unknown_option
 from captioner.log import logger, printable
-from captioner.registry import DATA_FORMATS
 
-if TYPE_CHECKING:
-    from captioner.data.layouts import DataFiles
-
-
+STANDARD_INPUT = "-"  # in place of a photo
+KINDS = ("png", "pdf", "svg", "words", "gif", "html", "matrix", "npz")
+COMPARED_KINDS = ("png", "pdf", "svg", "html")  # that can show several models
 MAX_BEAM_SIZE = 100  # memory grows with it; beyond 10 captions hardly change
 MAX_WORDS = 1000
 
@@ -133,36 +130,6 @@ def folder(text: str) -> Path:
     return Path(folder_name(text))
 
 
-def add_data_options(
-    parser: argparse.ArgumentParser, *, required: bool = True, **split: Any
-) -> None:
-    """Add the options that choose a data set; `split` describes `--split`."""
-    help_ = "folder of the data set, or its captions file"
-    parser.add_argument("--root", required=required, metavar="DIR", help=help_)
-    parser.add_argument("--split", **split)
-    add_layout_options(parser)
-
-
-def add_layout_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how a data set lies on disk, where it is not recognised."""
-    add = parser.add_argument
-    help_ = "layout of the data set (default: auto, which recognises it)"
-    add("--format", choices=("auto", *DATA_FORMATS), default="auto", help=help_)
-    add("--file", help="captions file, if the folder holds several")
-    add("--coco-splits", metavar="DIR", help="lists of Karpathy's COCO split")
-    add("--image-column", metavar="NAME", help="a table's column of images")
-    add("--caption-column", metavar="NAME", help="a table's column of captions")
-    help_ = "remove what nearly all captions begin or end with, such as startseq or <end>"
-    add("--strip-markers", action="store_true", help=help_)
-
-
-def chosen_data(arguments: argparse.Namespace) -> DataFiles:
-    """Return the data set that the options of `add_data_options` choose."""
-    from captioner.data.layouts import DataFiles
-
-    return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})
-
-
 def add_model_options(
     parser: argparse.ArgumentParser, *, search: bool = True, engine: str = "--engine"
 ) -> argparse._MutuallyExclusiveGroup:
@@ -208,10 +175,68 @@ def add_device_options(parser: argparse.ArgumentParser, *, engine: str = "--engi
     """Add the options for where and how the model is computed."""
     add = parser.add_argument
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    help_ = (
-        "number format of the encoder; bfloat16 is faster on some CPUs, slower on others "
-        "(default: float32)"
-    )
+    help_ = "number format of the encoder; bfloat16 is faster on some CPUs, slower on others "
+    help_ += "(default: float32)"
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help_)
     help_ = "torch, or runtime: the model's graphs on a CPU (default: auto, runtime where it can)"
     add(engine, choices=["auto", "torch", "runtime"], default="auto", help=help_)
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for printing, for drawing, and for hard attention."""
+    add, number = parser.add_argument, whole_number
+    add("--output", type=folder, metavar="DIR", help="draw attention sheets here")
+    kinds = names_of((*KINDS, "all"))
+    help_ = "separated by commas: png, pdf, svg (the sheet), words (a PNG each), gif, html, "
+    help_ += "matrix (words by cells), npz (the raw maps), or all (default: png)"
+    add("--save", type=kinds, metavar="KINDS", help=help_)
+    add("--words", action="store_true", help="the same as words in --save")
+    add("--json", action="store_true", help="print one JSON object a photo")
+    add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")
+    styles = ("focus", "light", "colour", "contour", "mask")
+    help_ = "focus: the photo's own colours where attention is high, grey where it is low, and "
+    help_ += (
+        "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit where "
+    )
+    help_ += "it is high; colour: colours on the grey photo; contour: only the lines; mask: only "
+    help_ += "dimmed (default: focus)"
+    add("--style", choices=styles, default="focus", help=help_)
+    help_ = "of the style colour and of matrices (default: viridis)"
+    add("--colour-map", choices=("viridis", "cividis"), default="viridis", help=help_)
+    help_ = "strength of the style, 0 to 1 (default: focus 1, light 0.75, colour and mask 0.65)"
+    add("--opacity", type=number_from(0, 1), help=help_)
+    help_ = "leave out attention below X times uniform"
+    add("--threshold", type=number_from(0), default=0.0, metavar="X", help=help_)
+    add("--layer", type=number, help="maps of this layer (default: the last)")
+    add("--head", type=number, help="maps of this head (default: the mean of all)")
+    add_at_test(parser)
+    paths = number_from(1, MAX_WORDS, int)
+    help_ = "with hard attention and --output: draw M sampled paths of attention"
+    add("--paths", type=paths, default=0, metavar="M", help=help_)
+
+
+def add_at_test(parser: argparse.ArgumentParser) -> None:
+    """Add the option for how hard attention chooses its cells."""
+    from captioner.config import HardAttentionMode  # here, because captioner --help needs no YAML
+
+    help_ = "how hard attention chooses its cells (default: the model's setting)"
+    parser.add_argument("--at-test", choices=get_args(HardAttentionMode), help=help_)
+
+
+def check_output_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other; set `save` to the kinds of files to save."""
+    for option in ("save", "words", "paths", "style", "cells", "threshold", "opacity"):
+        if getattr(arguments, option) != parser.get_default(option) and arguments.output is None:
+            parser.error(f"argument --{option}: needs --output, the folder to draw in")
+    possible = COMPARED_KINDS if arguments.compare else KINDS
+    # With --write, sheets are drawn only where the options name them.
+    kinds = arguments.save or (() if arguments.write or arguments.words else ("png",))
+    if arguments.words:
+        kinds = (*kinds, "words")
+    if "all" in kinds:
+        kinds = possible
+    if others := set(kinds) - set(possible):
+        parser.error(f"argument --save: {min(others)} shows one model, so not with --compare")
+    if "words" in kinds and not {"png", "pdf", "svg"} & {*kinds}:
+        kinds = ("png", *kinds)  # single words say little without the sheet of all
+    arguments.save = tuple(dict.fromkeys(kinds))

@@ -1,6 +1,6 @@
 """Settings of models and of training, from YAML and from Python."""
 
-from captioner.config.fields import from_yaml, require_divisor, to_yaml, validate_section
+from captioner.config.fields import from_yaml, to_yaml, validate_section
 from captioner.config.settings import (
     AttentionConfig,
     DecoderConfig,
@@ -12,3 +12,4 @@ from captioner.config.settings import (
     PreprocessConfig,
     ResizeMode,
 )
+from captioner.config.validation import require_divisor

@@ -149,9 +149,3 @@ def in_words(hint: Any) -> str:
         return f"a list of {len(arguments)} numbers{kinds}"
     *most, last = arguments if get_origin(hint) is Literal else map(in_words, arguments)
     return f"{', '.join(most)} or {last}" if most else str(last)
-
-
-def require_divisor(key: str, heads: int, size: int, name: str) -> None:
-    """Raise a ConfigError that names the setting `key` unless `heads` divides `size`."""
-    if size % heads:
-        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")

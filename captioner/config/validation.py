@@ -65,6 +65,12 @@ def _check_training(config: Config) -> None:
         )
 
 
+def require_divisor(key: str, heads: int, size: int, name: str) -> None:
+    """Raise a ConfigError that names the setting `key` unless `heads` divides `size`."""
+    if size % heads:
+        raise ConfigError(f"{key}: {heads} does not divide {name} {size}; use a divisor of {size}")
+
+
 def unused_settings(config: Config, *, captions: int) -> list[str]:
     """Return a sentence for settings that do not do their work."""
     data, optim = config.data, config.optim

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from captioner.types import Geometry
 
+if TYPE_CHECKING:
+    from captioner.data.transforms import ImageTransform
+
+GAP = 3.0  # an image that is so many times as large as its input is reduced in two steps
 ON_TENSORS = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 _GREY = np.array([0.299, 0.587, 0.114])  # what Pillow makes grey of
 
@@ -23,6 +27,29 @@ class Augmentation:
     flip: float = 0.0
     min_area: float = 1.0
     colour: float = 0.0
+
+
+def augmented_levels(
+    transform: ImageTransform, image: Image.Image, view: Geometry, generator: np.random.Generator
+) -> tuple[np.ndarray, Geometry]:
+    """Return the pixels and the view of `ImageTransform.levels` after random changes."""
+    augmentation = transform.augmentation or Augmentation()
+    view, (width, height) = transform.cropped(random_view(view, augmentation, generator))
+    view = in_whole_pixels(view)
+    is_small = view.width_px < GAP * width and view.height_px < GAP * height
+    if is_small and transform.resampling in ON_TENSORS:
+        rows = slice(int(view.top_px), int(view.top_px + view.height_px))
+        columns = slice(int(view.left_px), int(view.left_px + view.width_px))
+        mode = ON_TENSORS[transform.resampling]
+        pixels = resize_on_tensor(np.asarray(image)[rows, columns], (height, width), mode)
+    else:
+        pixels = np.asarray(transform.resized(image, view, (width, height)))
+    if view.flipped:
+        # by channels: NumPy copies three bytes from right to left five times as slowly
+        pixels = np.stack([pixels[:, ::-1, channel] for channel in range(3)], axis=-1)
+    if augmentation.colour:
+        pixels = with_other_colours(pixels, augmentation.colour, generator)
+    return pixels, view
 
 
 def in_whole_pixels(view: Geometry) -> Geometry:

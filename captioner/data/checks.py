@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from captioner.data.images import ImagePath, open_image
-from captioner.data.splits import CaptionedImage, Split
-from captioner.data.tokenizer import Tokenizer, unspaced_runs
+from captioner.data.images import open_image
+from captioner.data.splits import CaptionedImage, ImagePath, Split
+from captioner.data.tokenizers import unspaced_runs
+from captioner.data.vocabulary import Tokenizer
 from captioner.errors import ImageError, listed
 
 SMALL_PX = 32  # an image whose shorter side is less shows little

@@ -19,12 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from captioner.data.images import ImagePath, TarMember, open_image
+from captioner.data.images import open_image
+from captioner.data.splits import ImagePath, TarMember
 from captioner.data.transforms import ImageTransform
 from captioner.data.workers import load_items
 from captioner.errors import DataError, ImageError
-from captioner.files import locked, save_bytes
+from captioner.files import save_bytes
 from captioner.log import progress_bar
+from captioner.storage import locked
 
 CHUNK = 8  # images through the encoder at once: larger batches fall out of a CPU's cache
 FEATURES, DONE = "features.npy", "progress.json"

@@ -1,4 +1,4 @@
-"""Finding the image files that a data set names, where they lie on this machine."""
+"""Finding image files on this machine: the photos in a folder, and those that a data set names."""
 
 from __future__ import annotations
 
@@ -9,17 +9,41 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
-from captioner.files import files_of_others
+from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES, register_heif
+from captioner.errors import CaptionerError
+from captioner.files import JOURNAL, read_journal
+from captioner.log import printable
 from captioner.storage import is_url
 
 SUFFIXES = IMAGE_SUFFIXES | HEIF_SUFFIXES
+_FOLDER = "folder"  # counted next to the suffixes of files
+_OURS = (".xmp", ".html", ".npz", ".svg", ".pdf", ".jsonl")  # files of captioner, not reported
+PICTURE_ENDINGS = (".attention.png", ".attention.gif", ".comparison.png", ".matrix.png")
 MAX_DEPTH = 4  # folders below the root, as in flickr30k_images/flickr30k_images/
 _COCO_NAME = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{1,12})", re.IGNORECASE)
+
+
+def files_of_others(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return a folder's file names in order, without hidden ones and those that captioner wrote."""
+    try:
+        records = read_journal(folder / JOURNAL)
+    except CaptionerError:
+        records = {}
+    ours = {name for record in records.values() for name in record["pictures"]}
+    if records:
+        ours.add(JOURNAL)
+    drawn = {record["name"] for record in records.values()}
+
+    def is_ours(name: str) -> bool:
+        word = re.fullmatch(r"(.+)\.\d\d+-.+\.png", name)  # of whatever caption it had
+        is_word = word is not None and word[1] in drawn
+        return name.startswith(".") or name in ours or name.endswith(PICTURE_ENDINGS) or is_word
+
+    return sorted(itertools.filterfalse(is_ours, names))
 
 
 def list_files(root: Path) -> tuple[list[Path], list[Path]]:
@@ -36,6 +60,56 @@ def list_files(root: Path) -> tuple[list[Path], list[Path]]:
     images = [path for path in found if path.suffix.lower() in SUFFIXES]
     others = [path for path in found if path.suffix.lower() not in SUFFIXES]
     return images, sorted(others, key=lambda path: (len(path.parts), path))
+
+
+def photos_in(
+    folder: Path,
+    skipped: Counter[str],
+    failed: Callable[[object], None],
+    *,
+    recursive: bool = False,
+    leave_out: Path | None = None,
+) -> Iterator[Path]:
+    """Yield the photos in a folder, by name, without hidden ones and pictures drawn earlier.
+
+    What is left out is counted in `skipped`, by suffix, and as _FOLDER the folders. Links to
+    folders are followed, but no folder is gone into twice. `leave_out` is a folder, too.
+    """
+
+    def unlisted(error: OSError) -> None:
+        failed(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    left_out = None if leave_out is None else os.path.abspath(leave_out)
+    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in files_of_others(Path(place), names):
+            suffix = Path(name).suffix.lower()
+            if suffix in suffixes:
+                yield Path(place, name)
+            elif suffix not in _OURS:
+                skipped[printable(suffix) or "no suffix"] += 1
+        shown = (name for name in sorted(folders) if not name.startswith("."))
+        folders[:] = [f for f in shown if os.path.abspath(Path(place, f)) != left_out]
+        if not recursive:
+            skipped[_FOLDER] += len(folders)
+            return
+
+
+def skipped_sentence(skipped: Counter[str]) -> str:
+    """Return how many files and folders were skipped and what to do about it."""
+    parts = []
+    if kinds := sorted(set(skipped) - {_FOLDER}):
+        parts.append(f"skipped files: {skipped.total() - skipped[_FOLDER]} ({', '.join(kinds)})")
+    if HEIF_SUFFIXES & set(skipped):
+        parts.append("to read HEIC, install pillow-heif or convert the photos")
+    if count := skipped[_FOLDER]:
+        parts.append(f"skipped folders: {count} (add --recursive to go into them)")
+    return "; ".join(parts)
 
 
 def find_images(

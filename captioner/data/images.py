@@ -1,23 +1,20 @@
-"""Images: files, bytes and pixels read as upright RGB, and batches of them; PNG and JPEG written.
+"""Images: files, bytes and pixels read as upright RGB, and batches of them; PNG written.
 
 Only Pillow decodes, from an allow-list of formats: torchvision's decoders crash on damaged files.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import io
 import logging
 import os
-import posixpath
 import re
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -25,12 +22,14 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from captioner.errors import ConfigError, ImageError
-from captioner.runtime.parallel import Device, prefetch
+from captioner.runtime.device import Device
+from captioner.runtime.parallel import prefetch
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from captioner.data.splits import ImagePath
     from captioner.data.transforms import ImageTransform
 
 # "JPEG" opens MPO files, the JPEGs of several pictures that phones write, too.
@@ -57,37 +56,6 @@ _AVERAGED = ("L", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-
-@dataclass(frozen=True, slots=True)
-class TarMember:
-    """An image in a tar file.
-
-    Attributes:
-        offset, size: Where its bytes begin and how many there are.
-        changed: When the tar file was changed, in nanoseconds.
-    """
-
-    tar: Path
-    member: str
-    offset: int
-    size: int
-    changed: int
-
-    def __str__(self) -> str:
-        return f"{self.tar}::{self.member}"
-
-    @property
-    def name(self) -> str:
-        return posixpath.basename(self.member)
-
-    def read_bytes(self) -> bytes:
-        """Return its bytes."""
-        with self.tar.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
-
-
-ImagePath: TypeAlias = Path | TarMember
 # A path or a place in a tar file, the bytes of a file or an open file, a PIL image of any mode,
 # uint8 pixels [H, W, 3] as an array or a tensor, or the result of `Captioner.transform`.
 ImageInput: TypeAlias = (
@@ -130,11 +98,11 @@ def open_image(
     # Pillow's decoders raise almost anything on hostile bytes (OSError, ValueError, SyntaxError,
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     try:
-        if isinstance(source, TarMember):
-            source = source.read_bytes()
         if isinstance(source, (str, Path)):
             with Path(source).open("rb") as file:
                 return _decode(file, max_pixels)
+        if hasattr(source, "read_bytes"):  # a place in a tar file
+            source = source.read_bytes()
         return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, max_pixels)
     except ImageError:
         raise
@@ -282,7 +250,7 @@ def _plain(image: Any) -> Any:
         return image
     if isinstance(image, os.PathLike):
         return os.fsdecode(image)
-    if isinstance(image, TarMember):
+    if hasattr(image, "read_bytes"):  # a place in a tar file
         return image.read_bytes()
     if hasattr(image, "read"):  # wherever it stands
         if image.seekable():
@@ -367,10 +335,3 @@ def png(image: Image.Image) -> bytes:
         checksum = zlib.crc32(data, zlib.crc32(kind))
         parts += [struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)]
     return b"".join(parts)
-
-
-def data_url(image: Image.Image) -> str:
-    """Return an image as a data URL of a JPEG."""
-    file = io.BytesIO()
-    image.save(file, format="JPEG", quality=88, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -15,12 +15,13 @@ from typing import Any
 
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
-from captioner.data.images import ImagePath, TarMember
 from captioner.data.records import read_json
 from captioner.data.splits import (
     VAL_SHARE,
     CaptionedImage,
+    ImagePath,
     Split,
+    TarMember,
     held_out_for_validation,
     split_name,
 )

@@ -15,7 +15,7 @@ from captioner.data.checks import caption_findings
 from captioner.data.dataset import EncodedCaptions
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.splits import CaptionedImage
-from captioner.data.tokenizer import Tokenizer
+from captioner.data.vocabulary import Tokenizer
 from captioner.errors import DataError
 from captioner.log import logger
 from captioner.registry import TOKENIZERS

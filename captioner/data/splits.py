@@ -6,9 +6,10 @@ import hashlib
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
 
 from captioner.data.image_finder import plain_name
-from captioner.data.images import ImagePath
 from captioner.errors import listed
 
 VAL_SHARE = 0.1  # of the photos of a data set without splits
@@ -16,6 +17,38 @@ _OTHER_NAMES = {"training": "train", "testing": "test"} | dict.fromkeys(
     ("valid", "validation", "dev"), "val"
 )
 SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """An image in a tar file.
+
+    Attributes:
+        offset, size: Where its bytes begin and how many there are.
+        changed: When the tar file was changed, in nanoseconds.
+    """
+
+    tar: Path
+    member: str
+    offset: int
+    size: int
+    changed: int
+
+    def __str__(self) -> str:
+        return f"{self.tar}::{self.member}"
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.member)
+
+    def read_bytes(self) -> bytes:
+        """Return its bytes."""
+        with self.tar.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+ImagePath: TypeAlias = Path | TarMember
 
 
 @dataclass(frozen=True)

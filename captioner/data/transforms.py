@@ -9,21 +9,13 @@ import numpy as np
 from PIL import Image
 
 from captioner.config import Interpolation, ResizeMode
-from captioner.data.augmentation import (
-    ON_TENSORS,
-    Augmentation,
-    in_whole_pixels,
-    random_view,
-    resize_on_tensor,
-    with_other_colours,
-)
+from captioner.data.augmentation import GAP, Augmentation, augmented_levels
 from captioner.data.images import MIN_CONTRAST
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-GAP = 3.0  # an image that is so many times as large as its input is reduced in two steps
 MAX_ROUGHNESS = 0.6  # variance of neighbours' differences over that of white noise
 
 
@@ -109,36 +101,35 @@ class ImageTransform:
         With `letterbox` the padding is missing, from the pixels and from the rectangle.
         """
         view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
-        augmentation = self.augmentation if generator else None
-        if augmentation and generator:
-            view = random_view(view, augmentation, generator)
+        if self.augmentation and generator:
+            return augmented_levels(self, image, view, generator)
+        view, size = self.cropped(view)
+        return np.asarray(self.resized(image, view, size)), view
+
+    def cropped(self, view: Geometry) -> tuple[Geometry, tuple[int, int]]:
+        """Return the part of a view that the input shows, and its (width, height) there."""
         width, height = self.width_px, self.height_px
-        if self.resize == "crop":
-            view = self._centre_crop(view)
+        across, down = width / view.width_px, height / view.height_px
+        if self.resize == "crop":  # the middle, in the input's shape
+            scale = max(across, down)
+            kept = min(width / scale, view.width_px), min(height / scale, view.height_px)
+            left = view.left_px + (view.width_px - kept[0]) / 2
+            top = view.top_px + (view.height_px - kept[1]) / 2
+            view = replace(view, left_px=left, top_px=top, width_px=kept[0], height_px=kept[1])
         elif self.resize == "letterbox":
-            scale = min(width / view.width_px, height / view.height_px)
+            scale = min(across, down)
             width = min(width, max(1, round(view.width_px * scale)))
             height = min(height, max(1, round(view.height_px * scale)))
-        if augmentation:
-            view = in_whole_pixels(view)
+        return view, (width, height)
+
+    def resized(self, image: Image.Image, view: Geometry, size: tuple[int, int]) -> Image.Image:
+        """Return a view of the image at (width, height)."""
         # Sums may exceed the image by a rounding error, which Pillow refuses.
         right = min(view.left_px + view.width_px, image.width)
         bottom = min(view.top_px + view.height_px, image.height)
-        is_small = view.width_px < GAP * width and view.height_px < GAP * height
-        if augmentation and is_small and self.resampling in ON_TENSORS:
-            place = slice(int(view.top_px), int(bottom)), slice(int(view.left_px), int(right))
-            mode = ON_TENSORS[self.resampling]
-            pixels = resize_on_tensor(np.asarray(image)[place], (height, width), mode)
-        else:
-            # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
-            box = (view.left_px, view.top_px, right, bottom)
-            pixels = np.asarray(image.resize((width, height), self.resampling, box, GAP))
-        if view.flipped:
-            # by channels: NumPy copies three bytes from right to left five times as slowly
-            pixels = np.stack([pixels[:, ::-1, channel] for channel in range(3)], axis=-1)
-        if augmentation and generator and augmentation.colour:
-            pixels = with_other_colours(pixels, augmentation.colour, generator)
-        return pixels, view
+        # reducing_gap lets Pillow halve huge images cheaply before the exact filter.
+        box = (view.left_px, view.top_px, right, bottom)
+        return image.resize(size, self.resampling, box=box, reducing_gap=GAP)
 
     def shows_something(self, array: np.ndarray) -> bool:
         """Return whether an input is more than a plain surface or noise.
@@ -163,16 +154,3 @@ class ImageTransform:
         grey = levels.mean(axis=0)
         steps = sum(float(np.square(np.diff(grey, axis=axis)).mean()) for axis in (0, 1))
         return steps < 4 * MAX_ROUGHNESS * float(grey.var())
-
-    def _centre_crop(self, view: Geometry) -> Geometry:
-        """Return the largest rectangle in the middle of the view with the input's aspect ratio."""
-        scale = max(self.width_px / view.width_px, self.height_px / view.height_px)
-        width = min(self.width_px / scale, view.width_px)
-        height = min(self.height_px / scale, view.height_px)
-        return replace(
-            view,
-            left_px=view.left_px + (view.width_px - width) / 2,
-            top_px=view.top_px + (view.height_px - height) / 2,
-            width_px=width,
-            height_px=height,
-        )

@@ -1,17 +1,113 @@
-"""The words that a model knows, as numbers."""
+"""The words that a model knows, as numbers, and the tokenizer that splits texts into them."""
 
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, ClassVar
 
-from captioner.data.tokenizer import Tokenizer, WordTokenizer
+from captioner.registry import TOKENIZERS
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL_TOKENS = (PAD, START, END, UNKNOWN)
+
+_MARK = "\u0301"  # replaces every combining mark before matching: `re` has no class for marks
+_LETTERS = rf"(?:[^\W_]{_MARK}*)+"
+_WORD = re.compile(rf"{_LETTERS}(?:['’-]{_LETTERS})*")
+# Scripts written without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Chinese, kana.
+UNSPACED = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff"
+    "\u2e80-\u2fdf\u3005-\u3007\u3031-\u3035\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+
+
+class Tokenizer(ABC):
+    """Splits captions into tokens and joins tokens into text; `captioner.registry` lists them.
+
+    Attributes:
+        name: Its name in recipes.
+        is_learned: Whether tokens are learned from captions; then none of them is too rare to keep.
+    """
+
+    name: ClassVar[str]
+    is_learned: ClassVar[bool] = False
+
+    @abstractmethod
+    def split(self, text: str) -> list[str]:
+        """Split a text into tokens; a text without any gives an empty list."""
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Join tokens into the text that users read."""
+        return " ".join(tokens)
+
+    def word_starts(self, tokens: Sequence[str]) -> list[int]:
+        """Return the places of the tokens that begin a word: all, unless tokens are pieces."""
+        return list(range(len(tokens)))
+
+    def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
+        """Return the tokenizer for a model that is to be trained on these captions.
+
+        Tokens rarer than `min_count`, or more than `max_size` (None: no limit), are not wanted.
+        """
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, as plain values."""
+        return {}
+
+    def save(self, path: Path) -> None:
+        """Write name and settings as JSON."""
+        content = {"tokenizer": self.name, **self.settings()}
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
+
+
+class WordTokenizer(Tokenizer):
+    """Lower-case words: runs of letters and digits, with their marks, of the text in NFKC.
+
+    Apostrophes and hyphens inside a word stay; all other punctuation goes, as in the scorers.
+
+    >>> WordTokenizer().split("A man's t-shirt, \\"RED\\" & blue.")
+    ['a', "man's", 't-shirt', 'red', 'blue']
+    """
+
+    name = "words"
+
+    def split(self, text: str) -> list[str]:
+        text = unicodedata.normalize("NFKC", text).lower().replace("’", "'")
+        shape = text
+        if not text.isascii():
+            shape = "".join(_MARK if is_mark(character) else character for character in text)
+        return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Build the tokenizer that a `tokenizer.json` names; without the file, `words`."""
+    if not path.exists():
+        return WordTokenizer()
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return TOKENIZERS[content.pop("tokenizer")](**content)
+
+
+def is_mark(character: str) -> bool:
+    """Return whether a character belongs to the letter before it; variation selectors do not."""
+    return unicodedata.category(character) in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
+
+
+def begins_unspaced(character: str) -> bool:
+    """Return whether a character is of a script without spaces, and no mark on another one."""
+    return is_unspaced(character) and not is_mark(character)
+
+
+def is_unspaced(character: str) -> bool:
+    """Return whether a character is of a script that is written without spaces between words."""
+    return re.match(f"[{UNSPACED}]", character) is not None
 
 
 class Vocabulary:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioner.errors import CaptionerError, DataError, error_summary
-from captioner.runtime.parallel import blocked_interrupts
+from captioner.runtime.children import blocked_interrupts
 from captioner.runtime.processes import SIGNALS
 
 _JOIN_TIMEOUT_S = 5

@@ -86,13 +86,12 @@ class GraphEngine:
 class GraphMemory:
     """Results of the prepare graph for a grid: arrays [B, ...] by the names of its outputs."""
 
-    grid: Grid
     arrays: dict[str, np.ndarray]
+    cells: int  # of the grid, L
 
-    def select(self, index: np.ndarray | slice) -> GraphMemory:
-        """Return the memory of the images of `index`, [B'] or a slice."""
-        arrays = {name: array[index] for name, array in self.arrays.items()}
-        return GraphMemory(self.grid.select(index), arrays)
+    def select(self, index: np.ndarray) -> GraphMemory:
+        """Return the memory of the images of `index`, [B']."""
+        return replace(self, arrays={name: array[index] for name, array in self.arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class GraphState:
 
 
 class GraphDecoder:
-    """A `types.StepDecoder` that computes with exported graphs."""
+    """A `StepDecoder` that computes with exported graphs."""
 
     def __init__(
         self, prepare: Graph, step: Graph, at_test: HardAttentionMode, description: dict[str, Any]
@@ -122,7 +121,7 @@ class GraphDecoder:
         inputs = {"features": grid.features}
         if grid.local is not None:
             inputs["local"] = grid.local
-        return GraphMemory(grid, self._prepare(inputs))
+        return GraphMemory(self._prepare(inputs), grid.features.shape[1])
 
     def start(self, memory: GraphMemory, beams: int = 1) -> GraphState:
         states = [name for name in memory.arrays if name.startswith("state")]
@@ -140,16 +139,14 @@ class GraphDecoder:
         inputs = {"tokens": tokens, "position": np.array(state.position), **memory.arrays}
         if self.layers:
             images, beams = tokens.shape
-            shape = (self.layers, images, self.heads, beams, memory.grid.features.shape[1])
+            shape = (self.layers, images, self.heads, beams, memory.cells)
             noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
+        cells = None if mode == "expectation" else found.get("cells")
         attended = SimpleNamespace(
-            weights=found["weights"],
-            beta=found.get("beta"),
-            cells=None if mode == "expectation" else found.get("cells"),
-            heads=found.get("heads"),
+            weights=found["weights"], beta=found.get("beta"), cells=cells, heads=found.get("heads")
         )
         arrays = {name: found[f"next_{name}"] for name in state.arrays}
         return found["logits"], attended, GraphState(arrays, state.position + 1)

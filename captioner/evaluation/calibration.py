@@ -88,7 +88,7 @@ def collect(
             results = search(engine.decoder, grid, captioner.options(), engine.search_graphs)
             of_images = zip(batch, results, to_numpy(grid.features), strict=True)
             for (image, _), found, vectors in of_images:
-                features = confidence_features(found, vectors)
+                features = confidence_features(found[0], vectors)
                 scalars = [features[name] for name in FEATURES]
                 rows.append(np.concatenate([scalars, vectors.mean(0)]))
                 words = captioner.vocabulary.decode(found[0].tokens)

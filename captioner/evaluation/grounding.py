@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from captioner.data.images import ImagePath
-from captioner.data.tokenizer import Tokenizer
+from captioner.data.splits import ImagePath
+from captioner.data.vocabulary import Tokenizer
 from captioner.errors import DataError
 from captioner.evaluation.intervals import interval_of_mean
 from captioner.types import Geometry

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from captioner.data.checks import has_words
-from captioner.data.tokenizer import begins_unspaced
+from captioner.data.vocabulary import begins_unspaced
 from captioner.evaluation.intervals import meteor
 from captioner.registry import METRICS
 

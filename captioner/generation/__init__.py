@@ -1,6 +1,5 @@
 """Captions from a decoder: beam search, sampling, and scores of given captions."""
 
-from captioner.generation.beam_search import Hypothesis, search
-from captioner.generation.options import SearchOptions
+from captioner.generation.beam_search import Hypothesis, SearchOptions, search
 from captioner.generation.sampling import sample, truncate, writable
 from captioner.generation.scoring import force_decode

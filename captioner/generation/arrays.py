@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import is_numpy_array
 
-if TYPE_CHECKING:
-    import torch
-
 Array: TypeAlias = Any  # a tensor or a NumPy array
-Generator: TypeAlias = "torch.Generator | np.random.Generator"
 
 _BLOCK = 64  # elements
 
@@ -26,11 +22,6 @@ def log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
-
-
-def softmax(logits: Array) -> Array:
-    """Return the probabilities [..., V] of logits [..., V]."""
-    return np.exp(log_softmax(logits)) if is_numpy_array(logits) else logits.softmax(-1)
 
 
 def gather(values: Array, indices: Array) -> Array:
@@ -56,17 +47,6 @@ def top_k_indices(values: Array, count: int) -> Array:
     found[indices >= length] = -np.inf
     order = np.argsort(-found, axis=-1, kind="stable")[:, :count]
     return np.take_along_axis(indices, order, axis=-1)
-
-
-def exponential(like: Array, generator: Generator | None) -> Array:
-    """Draw above zero from the exponential distribution of rate 1, in an array's shape and type."""
-    if not is_numpy_array(like):
-        return like.new_empty(like.shape).exponential_(generator=generator)
-    chosen = generator if isinstance(generator, np.random.Generator) else np.random.default_rng()
-    # In float32 one draw in 2^23 is zero, and the share of a word ruled out then is 0 / 0.
-    drawn = chosen.standard_exponential(like.shape)
-    np.maximum(drawn, np.finfo(like.dtype).tiny, out=drawn)
-    return drawn.astype(like.dtype)
 
 
 def to_numpy(array: Array) -> np.ndarray:

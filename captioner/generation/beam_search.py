@@ -1,21 +1,20 @@
-"""Greedy and beam search for a batch of images at once, with tensors or NumPy arrays.
+"""Greedy and beam search for a batch of images at once, with tensors or NumPy arrays; its options.
 
-On a CPU, images that are done leave the batch. On a GPU all shapes stay, for CUDA graphs.
+Images that are done leave the batch. On a GPU all shapes stay: see `fixed_shapes`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 
+from captioner.config import DecodingConfig, HardAttentionMode, settings, validate_section
 from captioner.data.vocabulary import Vocabulary
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, ConfigError
 from captioner.generation.arrays import (
     Array,
     gather,
@@ -24,17 +23,95 @@ from captioner.generation.arrays import (
     top_k_indices,
     without_gradients,
 )
-from captioner.generation.options import SearchOptions
-from captioner.runtime.device import padded_size
-from captioner.types import Grid, StepDecoder, given_mode
+from captioner.types import Grid
 
 if TYPE_CHECKING:
+    from captioner.models.decoders.base import StepDecoder
     from captioner.runtime.cuda_graphs import GraphCache
 
 CHECK_EVERY = 4  # words between two questions to a GPU whether all captions have ended
 # Fields of a hypothesis: those of an AttentionOutput that they come from.
 ATTENDED = {"maps": "weights", "beta": "beta", "cells": "cells", "heads": "heads"}
 PAD, START, END, UNKNOWN = Vocabulary.pad, Vocabulary.start, Vocabulary.end, Vocabulary.unknown
+# A word does not come again right after these either: "a baby a baby".
+ARTICLES = ("a", "an", "the")
+# Words that people do repeat in a caption: "a man in a red shirt and a man in a blue shirt".
+REPEATED = (
+    *"a an the some this that these those it its his her their one two three four other".split(),
+    *"another each both and or but while as so very of in on at with to from for by into".split(),
+    *"onto over under up down out off near next behind front along around through across".split(),
+    *"above against between is are was be being has have there top side".split(),
+    *"man men woman women boy boys girl girls child children kid person people baby guy".split(),
+    *"dog dogs player players team black white red blue green yellow brown orange pink".split(),
+    *"purple gray grey dark light large small big little young old".split(),
+)
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How captions are written; what is not named here is as in `DecodingConfig`.
+
+    Attributes:
+        no_repeat_around: Phrases of word indices: the word before one does not come again right
+            after it. The empty phrase keeps a word from coming twice in a row.
+        repeatable: The only words that may come twice in a caption, as indices; None: all may.
+        at_test: How hard attention chooses its cell; None is the model's way.
+        paths: With hard attention, also sample this many sequences of cells for the same words.
+        num_captions: Captions of each image, best first; a search finds up to `beam_size`.
+        sample: Draw captions from the model's distribution, word by word, instead of searching.
+            They come as drawn: some may be the same, and rules on repeated words do not apply.
+        temperature: When sampling, logits are divided by it; below 1 likely words become likelier.
+        top_p: When sampling, draw only from the fewest likeliest words whose probabilities sum to
+            this.
+        seed: Seed of all that is sampled, to draw the same again; None does not fix it.
+    """
+
+    beam_size: settings.BeamSize = 5
+    max_words: settings.CaptionLength = 30
+    min_words: settings.NonNegativeInt = 0
+    length_penalty: settings.LengthPenalty = 0.0
+    no_repeat_ngram: settings.NonNegativeInt = 0
+    no_repeat_around: tuple[tuple[int, ...], ...] = ()
+    repeatable: tuple[int, ...] | None = None
+    stop: Literal["first", "bound"] = "first"
+    at_test: HardAttentionMode | None = None
+    paths: settings.NonNegativeInt = 0
+    num_captions: settings.BeamSize = 1
+    sample: bool = False
+    temperature: settings.PositiveFloat = 1.0
+    top_p: settings.UnitInterval | None = None
+    seed: settings.Seed | None = None
+
+    def __post_init__(self) -> None:
+        validate_section(self)
+        if self.min_words >= self.max_words:
+            raise ConfigError(
+                f"min_words: {self.min_words} is not below max_words {self.max_words}; use fewer, "
+                "or more max_words"
+            )
+        if self.top_p == 0:
+            raise ConfigError("top_p: 0 leaves no words to draw from; use a number above 0")
+
+    @classmethod
+    def from_config(
+        cls, decoding: DecodingConfig, vocabulary: Vocabulary, **given: Any
+    ) -> SearchOptions:
+        """Return a model's settings, replaced by those that are given and not None."""
+        has_words = vocabulary.tokenizer.name == "words"
+        phrases = vocabulary.encode_phrases(decoding.no_repeat_around)
+        if decoding.no_double_words and has_words:
+            phrases += [[], *vocabulary.encode_phrases(ARTICLES)]
+        repeatable = None
+        if decoding.no_repeat_content and has_words:
+            repeatable = tuple(index for (index,) in vocabulary.encode_phrases(REPEATED))
+        same = ("beam_size", "max_words", "min_words", "no_repeat_ngram", "stop")
+        chosen: dict[str, Any] = {name: getattr(decoding, name) for name in same}
+        chosen |= {
+            "length_penalty": 0.8 if decoding.length_penalty is None else decoding.length_penalty,
+            "no_repeat_around": tuple(map(tuple, phrases)),
+            "repeatable": repeatable,
+        }
+        return cls(**chosen | {name: x for name, x in given.items() if x is not None})
 
 
 def unwritable(*, may_end: bool) -> list[int]:
@@ -91,9 +168,11 @@ def search(
     """
     with without_gradients(grid.features):
         if graphs is not None:
+            from captioner.generation.fixed_shapes import search_in_fixed_shapes
+
             with graphs.lock:
-                return _search_in_fixed_shapes(decoder, grid, options, graphs)[: len(grid.features)]
-        beam = _Beam(decoder, grid, options, _repeatable(grid, options))
+                return search_in_fixed_shapes(decoder, grid, options, graphs)
+        beam = Beam(decoder, grid, options, repeatable_words(grid, options))
         running = True
         while running and len(beam.trace) < options.max_words:
             beam.write_word()
@@ -101,37 +180,7 @@ def search(
         return beam.hypotheses(options.num_captions)
 
 
-def _search_in_fixed_shapes(
-    decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache
-) -> list[list[Hypothesis]]:
-    """Search in whole batches; ask the device only every few words whether all are done."""
-    images, *shape = grid.features.shape
-    size, count = padded_size(images), options.num_captions
-    options = replace(options, num_captions=1, at_test=None, paths=0, seed=None)  # as all graphs
-    key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
-    xp = array_namespace(grid.features)
-    # The last image fills the batch: an empty one could take longer than all others.
-    index = xp.clip(xp.arange(size, device=grid.features.device), max=images - 1)
-    grid = graphs.hold(key, grid.select(index))
-    repeatable = graphs.keep((key, "repeatable"), lambda: _repeatable(grid, options))
-
-    def write(beam: _Beam | None, first: int) -> _Beam:
-        # A copy: what was returned before must stay as it is, to be replayed.
-        beam = copy.copy(beam) if beam else _Beam(decoder, grid, options, repeatable)
-        beam.trace = [*beam.trace]
-        for _ in range(first, min(first + CHECK_EVERY, options.max_words)):
-            beam.write_word()
-        return beam
-
-    beam, first = None, 0
-    while beam is None or (any(beam.read_running()) and first < options.max_words):
-        after = (key, first - CHECK_EVERY) if beam else None
-        beam = graphs.run((key, first), partial(write, beam, first), after=after)
-        first += CHECK_EVERY
-    return beam.hypotheses(count)
-
-
-def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
+def repeatable_words(grid: Grid, options: SearchOptions) -> Array | None:
     """Return the words that may come twice, on the device; None: all may."""
     if options.repeatable is None:
         return None
@@ -139,7 +188,7 @@ def _repeatable(grid: Grid, options: SearchOptions) -> Array | None:
     return xp.asarray(options.repeatable, dtype=xp.int64, device=grid.features.device)
 
 
-class _Beam:
+class Beam:
     """The running captions of each image, the finished ones, and the way back to their words.
 
     Running images are rows (R) of the tensors; `active` says which of the B images they are.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -15,17 +13,14 @@ from captioner.errors import CheckpointError
 from captioner.generation.beam_search import Hypothesis
 
 CALIBRATOR = "calibrator.json"  # its file in a model folder
-# Of a calibrator that is fitted now.
+# Of a calibrator that is fitted now, and of earlier versions.
 FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_norm")
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
-MAX_N = 4
 
 
-def confidence_features(
-    hypotheses: Sequence[Hypothesis], image: np.ndarray, index: int = 0
-) -> dict[str, float]:
-    """Return what calibrators read of one of the hypotheses of an image [L, D], by name.
+def confidence_features(hypothesis: Hypothesis, image: np.ndarray) -> dict[str, float]:
+    """Return what calibrators read of a hypothesis of an image [L, D], by name.
 
     mean_log_prob: Mean log-probability a word, end token included, in nats.
     rare_log_prob: Mean log-probability of the words, each weighed by its rarity: the logarithm of
@@ -34,56 +29,25 @@ def confidence_features(
     attended_norm: Logarithm of the annotation vectors' norms under the attention map, mean of the
         words: vectors are long where the encoder finds what it knows.
     image_norm: Norm of the image's mean annotation vector.
-    margin: mean_log_prob minus that of the best other hypothesis; NaN without others.
-    least_log_prob: Log-probability of the least likely word.
-    length: Words.
-    entropy: Mean entropy of the words' attention maps, as a share of that of a uniform map.
-    agreement: Mean similarity of the other hypotheses: cosine of the counts of n-grams, averaged
-        over n of 1 to 4 (CIDEr-D without document frequencies); NaN without others.
     """
-    chosen, others = hypotheses[index], [*hypotheses[:index], *hypotheses[index + 1 :]]
-    mean = _mean_log_prob(chosen)
-    maps = chosen.maps.astype(np.float64)
-    place = np.array(chosen.tokens, dtype=np.float64) + 1  # in the vocabulary
+    maps = hypothesis.maps.astype(np.float64)
+    place = np.array(hypothesis.tokens, dtype=np.float64) + 1  # in the vocabulary
     rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
-    entropy = -(maps * np.log(np.maximum(maps, 1e-12))).sum(-1).mean()
     norms = np.log(np.maximum(maps @ np.linalg.norm(image, axis=-1), 1e-9))
-    similar = [similarity(chosen.tokens, each.tokens) for each in others]
     return {
-        "mean_log_prob": mean,
-        "rare_log_prob": float(rarity @ chosen.log_probs) / max(float(rarity.sum()), 1e-9),
+        "mean_log_prob": mean_log_prob(hypothesis),
+        "rare_log_prob": float(rarity @ hypothesis.log_probs) / max(float(rarity.sum()), 1e-9),
         "rarity": float(rarity.mean()),
         "attended_norm": float(norms.mean()),
         "image_norm": float(np.linalg.norm(image.mean(0))),
-        "margin": mean - max(map(_mean_log_prob, others)) if others else math.nan,
-        "least_log_prob": float(chosen.log_probs.min()),
-        "length": float(len(chosen.tokens)),
-        "entropy": float(entropy) / math.log(max(2, maps.shape[-1])),
-        "agreement": float(np.mean(similar)) if others else math.nan,
     }
 
 
-def _mean_log_prob(hypothesis: Hypothesis) -> float:
+def mean_log_prob(hypothesis: Hypothesis) -> float:
+    """Return the mean log-probability a word, end token included, in nats."""
     end = [] if hypothesis.end_log_prob is None else [hypothesis.end_log_prob]
     values = [*hypothesis.log_probs.tolist(), *end]
     return sum(values) / len(values)
-
-
-def similarity(one: Sequence[int], other: Sequence[int]) -> float:
-    """Return the cosine of two captions' n-gram counts, averaged over n of 1 to 4.
-
-    >>> similarity([4, 5], [4, 5]), similarity([4], [5])
-    (0.5, 0.0)
-    """
-    total = 0.0
-    for n in range(1, MAX_N + 1):
-        a, b = (
-            Counter(tuple(text[place : place + n]) for place in range(len(text) - n + 1))
-            for text in (one, other)
-        )
-        norms = math.sqrt(sum(v * v for v in a.values()) * sum(v * v for v in b.values()))
-        total += sum(count * b[gram] for gram, count in a.items()) / norms if norms else 0.0
-    return total / MAX_N
 
 
 @dataclass(frozen=True)
@@ -134,9 +98,14 @@ class Calibrator:
         self, hypotheses: Sequence[Hypothesis], image: np.ndarray, index: int = 0
     ) -> float:
         """Return the probability that one of the hypotheses of an image [L, D] is right."""
-        features = confidence_features(hypotheses, image, index)
+        hypothesis = hypotheses[index]
+        features = confidence_features(hypothesis, image)
+        if not set(self.features) <= set(FEATURES):
+            from captioner.generation.earlier_features import earlier_features
+
+            features |= earlier_features(hypotheses, index)
         inputs = [features[name] for name in self.features]
-        attended = hypotheses[index].maps.sum(0) @ image / len(hypotheses[index].tokens)
+        attended = hypothesis.maps.sum(0) @ image / len(hypothesis.tokens)
         inputs += [np.array(direction) @ attended for direction in self.directions]
         if self.direction:
             inputs.append(image.mean(0) @ np.array(self.direction))

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
 
-from captioner.generation.arrays import Array, Generator, exponential, softmax, without_gradients
-from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, unwritable
-from captioner.generation.options import SearchOptions
-from captioner.types import Grid, StepDecoder
+from captioner.generation.arrays import Array, log_softmax, without_gradients
+from captioner.generation.beam_search import CHECK_EVERY, END, PAD, START, SearchOptions, unwritable
+from captioner.types import Grid
+
+if TYPE_CHECKING:
+    import torch
+
+    from captioner.models.decoders.base import StepDecoder
+
+Generator: TypeAlias = "torch.Generator | np.random.Generator"
 
 
 def writable(logits: Array, *, may_end: bool) -> Array:
@@ -36,6 +44,22 @@ def truncate(logits: Array, top_p: float | None) -> Array:
         drop = xp.take_along_axis(before >= top_p, xp.argsort(index, axis=-1), axis=-1)
         logits = xp.where(drop, -xp.inf, logits)
     return logits
+
+
+def softmax(logits: Array) -> Array:
+    """Return the probabilities [..., V] of logits [..., V]."""
+    return np.exp(log_softmax(logits)) if is_numpy_array(logits) else logits.softmax(-1)
+
+
+def exponential(like: Array, generator: Generator | None) -> Array:
+    """Draw above zero from the exponential distribution of rate 1, in an array's shape and type."""
+    if not is_numpy_array(like):
+        return like.new_empty(like.shape).exponential_(generator=generator)
+    chosen = generator if isinstance(generator, np.random.Generator) else np.random.default_rng()
+    # In float32 one draw in 2^23 is zero, and the share of a word ruled out then is 0 / 0.
+    drawn = chosen.standard_exponential(like.shape)
+    np.maximum(drawn, np.finfo(like.dtype).tiny, out=drawn)
+    return drawn.astype(like.dtype)
 
 
 def sample(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from captioner.generation.arrays import Array, gather, log_softmax, to_numpy, without_gradients
 from captioner.generation.beam_search import ATTENDED, END, PAD, START, Hypothesis
-from captioner.types import Grid, StepDecoder
+from captioner.types import Grid
+
+if TYPE_CHECKING:
+    from captioner.models.decoders.base import StepDecoder
 
 
 def force_decode(

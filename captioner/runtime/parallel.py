@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-PASSES = 2  # in parallel; measured on two cores only
+if TYPE_CHECKING:
+    from captioner.runtime.device import Device
+
 READERS = 8  # threads at most that read images for a GPU
 _CGROUP = Path("/sys/fs/cgroup")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Device(Protocol):
-    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
-
-    @property
-    def type(self) -> str: ...
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
@@ -48,71 +40,6 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     return min(cores, int(given)) if given.isdecimal() and int(given) else cores
 
 
-@contextmanager
-def blocked_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C cannot reach before they say what it does to them.
-
-    They would print a traceback. For this process it comes afterwards, also where a thread that
-    does not block it was chosen to get it.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    came, handler = list[int](), signal.getsignal(signal.SIGINT)
-    in_main = threading.current_thread() is threading.main_thread() and handler is not None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        if in_main:
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        yield
-    finally:
-        if in_main:
-            signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-def end_with_parent(on_interrupt: signal.Handlers) -> None:
-    """Prepare a worker process: it ends when its parent does, however that ends."""
-
-    def end() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    if hasattr(signal, "pthread_sigmask"):  # blocked when this process was started
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=end, daemon=True).start()
-
-
-@contextmanager
-def shared_cores(device: Device) -> Iterator[int]:
-    """Share the threads of a CPU between parallel passes; yields how many passes to run.
-
-    Two passes keep two cores busier than one pass over both: much of a search is too small to be
-    cut in pieces, and OpenMP's threads spin while they wait. Exported graphs share the cores by
-    themselves: while one pass searches another encodes.
-    """
-    if type(device).__module__ != "torch":
-        yield min(PASSES, usable_cores())
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    passes = min(PASSES, threads)
-    if device.type != "cpu" or passes == 1:
-        yield 1
-        return
-    torch.set_num_threads(threads // passes)
-    try:
-        yield passes
-    finally:
-        torch.set_num_threads(threads)
-
-
 def parallel_map(
     work: Callable[[Item], Result], items: Iterable[Item], device: Device
 ) -> Iterator[Result]:
@@ -124,10 +51,11 @@ def parallel_map(
     """
     items = iter(items)
     ahead = deque(islice(items, 2))
-    several = len(ahead) > 1
     # `ahead` is emptied, so that no item outlives its turn.
     items = chain((ahead.popleft() for _ in range(len(ahead))), items)
-    with shared_cores(device) if several else nullcontext(1) as passes:
+    from captioner.runtime.device import shared_cores
+
+    with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
         if passes == 1:
             yield from map(work, items)
         else:

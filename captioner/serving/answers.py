@@ -48,13 +48,8 @@ class Problem(HTTPException):
     def document(self) -> dict[str, Any]:
         # RFC 9457, section 4.2.1: without a type of its own, the title is the status's phrase.
         title, status = HTTPStatus(self.status_code).phrase, self.status_code
-        more = {"errors": self.errors} if self.errors else {}
-        return {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": self.detail,
-        } | more
+        content = {"type": "about:blank", "title": title, "status": status, "detail": self.detail}
+        return content | ({"errors": self.errors} if self.errors else {})
 
     def response(self) -> JSONResponse:
         return JSONResponse(

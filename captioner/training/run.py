@@ -19,12 +19,13 @@ from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
 from captioner.evaluation.calibration import collect, collect_training, fit
-from captioner.files import TEMPORARY, locked_folder, save_bytes
+from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
 from captioner.runtime.device import choose_device
 from captioner.runtime.distributed import rank
 from captioner.runtime.processes import from_first_process, in_all_processes, processes
+from captioner.storage import locked_folder
 from captioner.training.setup import Setup, prepare
 from captioner.training.trainer import Trainer
 from captioner.training.validation import validate, validation_decoding

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from captioner.checkpoint import load_training_state
+from captioner.checkpoint import STATE, readable
 from captioner.checkpoint_writer import save_model
 from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
@@ -353,3 +353,9 @@ class Trainer:
                 f"({error_summary(error)}); resume with the run's own settings, or "
                 "start another run with train.start_from set to this folder"
             ) from None
+
+
+def load_training_state(folder: Path) -> dict[str, Any]:
+    """Read the training state of a verified folder."""
+    with readable(folder / STATE):
+        return torch.load(folder / STATE, map_location="cpu", weights_only=True)

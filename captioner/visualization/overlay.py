@@ -12,22 +12,8 @@ from PIL import Image, ImageDraw
 from PIL.ImageFont import FreeTypeFont
 
 from captioner.errors import ImageError
-from captioner.visualization.style import (
-    CASING_COLOUR,
-    CASING_OPACITY,
-    LINE_COLOUR,
-    LINES,
-    MARKS_IN_CELL,
-    MARKS_IN_PICTURE,
-    MIN_LINE_PX,
-    PATH_COLOURS,
-    PEAK_MARKED_FROM,
-    RIMS_IN_MARK,
-    Layers,
-    OverlayStyle,
-    scale_levels,
-    scale_octaves,
-)
+from captioner.visualization import style as styles
+from captioner.visualization.style import Layers, OverlayStyle, scale_levels, scale_octaves
 from captioner.visualization.typography import text_mask
 
 if TYPE_CHECKING:
@@ -153,7 +139,7 @@ def _draw_lines(picture: Image.Image, octaves: np.ndarray, style: OverlayStyle) 
     box = Image.fromarray(octaves > scale_octaves(1.0)).getbbox()
     if box is None:
         return
-    near = math.ceil(LINES[-1][1] * unit + seam) + 2
+    near = math.ceil(styles.LINES[-1][1] * unit + seam) + 2
     left, top = max(0, box[0] - near), max(0, box[1] - near)
     around = np.pad(octaves, 1, mode="edge")[top : box[3] + near + 2, left : box[2] + near + 2]
     octaves = around[1:-1, 1:-1]
@@ -164,10 +150,10 @@ def _draw_lines(picture: Image.Image, octaves: np.ndarray, style: OverlayStyle) 
     covered = np.full_like(octaves, -np.inf)
     for heat, wide in style.lines:
         away = np.abs(octaves - float(scale_octaves(heat))) * pixels_an_octave
-        np.maximum(covered, max(wide * unit, MIN_LINE_PX) / 2 + 0.5 - away, out=covered)
+        np.maximum(covered, max(wide * unit, styles.MIN_LINE_PX) / 2 + 0.5 - away, out=covered)
     for colour, coverage in (
-        (CASING_COLOUR, CASING_OPACITY * np.clip(255 * (covered + seam), 0, 255)),
-        (LINE_COLOUR, np.clip(255 * covered, 0, 255)),
+        (styles.CASING_COLOUR, styles.CASING_OPACITY * np.clip(255 * (covered + seam), 0, 255)),
+        (styles.LINE_COLOUR, np.clip(255 * covered, 0, 255)),
     ):
         picture.paste(colour, (left, top), Image.fromarray(coverage.astype(np.uint8)))
 
@@ -188,16 +174,16 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
     geometry = caption.geometry.scaled(width, height)
     # The cells of an elongated photo are narrow, and a wider line would fill them.
     cell_px = min(geometry.width_px / columns, geometry.height_px / rows)
-    unit = min(max(width, height) / MARKS_IN_PICTURE, cell_px / MARKS_IN_CELL)
+    unit = min(max(width, height) / styles.MARKS_IN_PICTURE, cell_px / styles.MARKS_IN_CELL)
     line = max(1, int(unit + 0.5))  # as the viewer's Math.round; its dark rim follows
-    rim = max(1, line // RIMS_IN_MARK)
+    rim = max(1, line // styles.RIMS_IN_MARK)
     if caption.paths is not None:
-        paths = caption.paths[: len(PATH_COLOURS), : index + 1].tolist()
+        paths = caption.paths[: len(styles.PATH_COLOURS), : index + 1].tolist()
         _draw_paths(
             pen, [[cell_centre(caption, c, box) for c in path] for path in paths], line, rim
         )
     if caption.cells is None:
-        for cell in peaks(caption.maps[index], PEAK_MARKED_FROM):
+        for cell in peaks(caption.maps[index], styles.PEAK_MARKED_FROM):
             x, y = cell_centre(caption, cell, box)
             for colour, grown in (("#000000", rim), ("#ffffff", 0)):  # a cross
                 for wide, high in ((3 * line + 1, line // 2), (line // 2, 3 * line + 1)):
@@ -215,7 +201,7 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
 
 def _draw_paths(pen: Any, paths: list[list[tuple[int, int]]], line: int, rim: int) -> None:
     """Draw paths, each from a ring at the first word's place to a dot at the last word's."""
-    for number, (path, colour) in enumerate(zip(paths, PATH_COLOURS, strict=False)):
+    for number, (path, colour) in enumerate(zip(paths, styles.PATH_COLOURS, strict=False)):
         apart = round((number - (len(paths) - 1) / 2) * 2 * line)  # so that all are seen
         places = [(x + apart, y + apart) for x, y in path]
         for start, end in pairwise(places[:-1]):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioner.data.images import data_url
+from captioner.visualization import style as styles
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import KEY, NOTES, Named
-from captioner.visualization.style import OverlayStyle, Style, viewer_tables
+from captioner.visualization.style import OverlayStyle, Style
 from captioner.visualization.typography import one_line
 
 if TYPE_CHECKING:
@@ -123,9 +124,53 @@ def report_example(
 
 def viewer_script() -> str:
     """Return the viewer with its style sheet and the tables that it paints by."""
-    tables = viewer_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
+    tables = _painting_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
     text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
     return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
+
+
+def _painting_tables() -> dict[str, Any]:
+    """Return all that the viewer paints by, as plain values for JSON."""
+    colours: dict[str, str] = {
+        name: bytes(styles.colour_table(name)).hex() for name in styles.COLOUR_MAPS
+    }
+    painted = {}
+    for kind in styles.STYLES:
+        paint = styles.paint_of(kind, "viridis")
+        above = None if paint.colours is None else "map" if kind == "colour" else kind
+        if paint.colours is not None and kind != "colour":
+            colours[kind] = bytes(paint.colours).hex()
+        painted[kind] = {
+            "base": paint.base,
+            "above": above,  # a key of `colours`, "map" the chosen one; None: the photo itself
+            "alpha": [round(float(value), 4) for value in paint.alpha],
+            "lines": paint.lines,
+            "opacity": styles.DEFAULT_OPACITY[kind],
+        }
+    return {
+        "styles": painted,
+        "colours": colours,
+        "colourMaps": styles.COLOUR_MAPS,
+        "scale": {"low": styles.SCALE_LOW, "octaves": styles.OCTAVES, "ticks": styles.SCALE_TICKS},
+        "lines": {
+            "levels": styles.LINES,
+            "colour": styles.LINE_COLOUR,
+            "least": styles.MIN_LINE_PX,
+        },
+        "casing": {"colour": styles.CASING_COLOUR, "opacity": styles.CASING_OPACITY},
+        "lifted": {"slope": styles.LIFTED_SLOPE, "offset": styles.LIFTED_OFFSET},
+        "pathColours": styles.PATH_COLOURS,
+        "peakMarkedFrom": styles.PEAK_MARKED_FROM,
+        "marks": {
+            "inPicture": styles.MARKS_IN_PICTURE,
+            "inCell": styles.MARKS_IN_CELL,
+            "rimsInMark": styles.RIMS_IN_MARK,
+        },
+        "legendPhoto": styles.LEGEND_PHOTO,
+        "legendPlain": styles.LEGEND_PLAIN,
+        "flatBelow": styles.FLAT_BELOW,
+        "unsureProbability": styles.UNSURE_PROBABILITY,
+    }
 
 
 def _explorable(
@@ -158,6 +203,13 @@ def _explorable(
         f"<p>{alt}</p></div></div>\n"
         f'<script type="application/json">{values}</script>\n'
     )
+
+
+def data_url(image: Image.Image) -> str:
+    """Return an image as a data URL of a JPEG."""
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=88, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _document(*, title: str, body: str, css: str = "") -> str:

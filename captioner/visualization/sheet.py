@@ -10,25 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from PIL import Image
 
+from captioner.visualization import style as styles
 from captioner.visualization.overlay import PixelPage, peak, resize_captioned, scaled_size
-from captioner.visualization.style import (
-    FLAT_BELOW,
-    OCTAVES,
-    PATH_COLOURS,
-    PEAK_MARKED_FROM,
-    SCALE_TICKS,
-    UNSURE_PROBABILITY,
-    Layers,
-    OverlayStyle,
-    Style,
-    scale_octaves,
-)
+from captioner.visualization.style import Layers, OverlayStyle, Style, scale_octaves
 from captioner.visualization.typography import INK, MUTED, RULE, WARNING, fit, font, one_line, wrap
 
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
     from captioner.visualization.vector import VectorPage
-
 
 Named: TypeAlias = "Sequence[tuple[str, Caption]]"  # by models, all of one image
 
@@ -189,8 +178,9 @@ KEY = {
     "scale": "attention, × uniform (1: evenly spread)",
     "p": "probability of the word, given the words before it",
     "gate": "gate: how much the word draws on the picture",
-    "unsure": f"unsure word: probability below {UNSURE_PROBABILITY:g}",
-    "peak": f"peak of {PEAK_MARKED_FROM:g} × uniform or more: the highest, and others half as high",
+    "unsure": f"unsure word: probability below {styles.UNSURE_PROBABILITY:g}",
+    "peak": f"peak of {styles.PEAK_MARKED_FROM:g} × uniform or more: the highest, and others half "
+    "as high",
     "cell": "cell that the word reads; the map shows the probability of each",
     "paths": "{shown} of {count} sampled paths: ○ cell of the first word, ● of this one",
 }
@@ -212,7 +202,7 @@ def caption_note(caption: Caption) -> tuple[str, bool]:
             note += NOTES["below"].format(threshold=threshold[0])
         notes.append(note.replace("{value}", value))
     highest = max(map(peak, caption.maps), default=math.inf)
-    if highest < FLAT_BELOW:
+    if highest < styles.FLAT_BELOW:
         warning = True
         notes.append(NOTES["flat"].format(value=f"{highest:.1f}"))
     return ". ".join(notes), warning
@@ -223,7 +213,7 @@ def draw_word_label(
 ) -> None:
     """Draw a word (with "?" if unsure) over bars of p, its probability, and β, its gate if any."""
     probability = math.exp(float(caption.log_probs[index]))
-    unsure = probability < UNSURE_PROBABILITY
+    unsure = probability < styles.UNSURE_PROBABILITY
     room = width - (size if unsure else 0)
     word = one_line(caption.words[index])
     text, face = fit(word, room, size_px=round(1.5 * size), smallest_px=size, bold=True)
@@ -256,8 +246,8 @@ def draw_legend(page: Page, style: OverlayStyle, *, left: int, top: int, size: i
     page.text((left, top + size), title, fill=MUTED, font=small, anchor="ls")
     y0, y1 = top + round(1.45 * size), top + round(2.5 * size)
     page.paste(style.ramp(width, y1 - y0), (left, y0, left + width, y1))
-    for value, label in SCALE_TICKS:
-        x = left + round((width - 1) * scale_octaves(value) / OCTAVES)
+    for value, label in styles.SCALE_TICKS:
+        x = left + round((width - 1) * scale_octaves(value) / styles.OCTAVES)
         page.line((x, y1, x, y1 + round(0.25 * size)), fill=MUTED, width=max(1, size // 12))
         # The first and last numbers stay within the bar's width.
         half = face.getlength(label) / 2
@@ -310,14 +300,14 @@ def sign_key(captions: Sequence[Caption]) -> list[tuple[str, str]]:
     key = [("p", KEY["p"])]
     if any(caption.beta is not None for caption in captions):
         key.append(("β", KEY["gate"]))
-    if any((np.exp(caption.log_probs) < UNSURE_PROBABILITY).any() for caption in captions):
+    if any((np.exp(caption.log_probs) < styles.UNSURE_PROBABILITY).any() for caption in captions):
         key.append(("?", KEY["unsure"]))
     soft = [caption for caption in captions if caption.cells is None]
-    if any(peak(cells) >= PEAK_MARKED_FROM for caption in soft for cells in caption.maps):
+    if any(peak(cells) >= styles.PEAK_MARKED_FROM for caption in soft for cells in caption.maps):
         key.append(("+", KEY["peak"]))
     if len(soft) < len(captions):
         key.append(("□", KEY["cell"]))
     if paths := [len(caption.paths) for caption in captions if caption.paths is not None]:
-        shown = min(max(paths), len(PATH_COLOURS))
+        shown = min(max(paths), len(styles.PATH_COLOURS))
         key.append(("○●", KEY["paths"].format(shown=shown, count=max(paths))))
     return key

@@ -49,7 +49,6 @@ _WARM_WHITE = (1.0, 0.95, 0.82)
 LEGEND_PHOTO = (86, 150, 214)  # stands for the photo in legends
 LEGEND_PLAIN = (230, 233, 238)  # of the style contour, where lines alone mean something
 
-
 Style: TypeAlias = "OverlayStyle | str | None"  # or its name; None is the default
 
 
@@ -185,41 +184,3 @@ def paint_of(kind: StyleName, colour_map: ColourMap) -> Paint:
     alpha = 1 - kept * (1 - glow)
     warm = (glow / alpha)[:, None] * np.array(_WARM_WHITE)
     return Paint("photo", (255 * warm).round().astype(np.uint8), alpha)
-
-
-def viewer_tables() -> dict[str, Any]:
-    """Return all that the browser viewer (viewer.js) paints by, as plain values for JSON."""
-    colours: dict[str, str] = {name: bytes(colour_table(name)).hex() for name in COLOUR_MAPS}
-    styles = {}
-    for kind in STYLES:
-        paint = paint_of(kind, "viridis")
-        above = None if paint.colours is None else "map" if kind == "colour" else kind
-        if paint.colours is not None and kind != "colour":
-            colours[kind] = bytes(paint.colours).hex()
-        styles[kind] = {
-            "base": paint.base,
-            "above": above,  # a key of `colours`, "map" the chosen one; None: the photo itself
-            "alpha": [round(float(value), 4) for value in paint.alpha],
-            "lines": paint.lines,
-            "opacity": DEFAULT_OPACITY[kind],
-        }
-    return {
-        "styles": styles,
-        "colours": colours,
-        "colourMaps": COLOUR_MAPS,
-        "scale": {"low": SCALE_LOW, "octaves": OCTAVES, "ticks": SCALE_TICKS},
-        "lines": {"levels": LINES, "colour": LINE_COLOUR, "least": MIN_LINE_PX},
-        "casing": {"colour": CASING_COLOUR, "opacity": CASING_OPACITY},
-        "lifted": {"slope": LIFTED_SLOPE, "offset": LIFTED_OFFSET},
-        "pathColours": PATH_COLOURS,
-        "peakMarkedFrom": PEAK_MARKED_FROM,
-        "marks": {
-            "inPicture": MARKS_IN_PICTURE,
-            "inCell": MARKS_IN_CELL,
-            "rimsInMark": RIMS_IN_MARK,
-        },
-        "legendPhoto": LEGEND_PHOTO,
-        "legendPlain": LEGEND_PLAIN,
-        "flatBelow": FLAT_BELOW,
-        "unsureProbability": UNSURE_PROBABILITY,
-    }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner.data.tokenizer import begins_unspaced
-from captioner.log import logger
+from captioner.data.vocabulary import begins_unspaced
 
 INK = "#16191d"
 MUTED = "#667080"
@@ -24,12 +22,15 @@ def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeT
     DejaVu Sans, which comes with matplotlib, has no Chinese, Japanese or Korean. Where no font has
     a letter, stderr says so once.
     """
-    lacking = "" if text.isascii() else "".join(sorted(set(text) - _letters(_dejavu(bold))))
-    return _face((lacking and _font_with(lacking)) or _dejavu(bold), size_px)
+    file = None
+    if not text.isascii() and (lacking := set(text) - letters(_dejavu(bold))):
+        from captioner.visualization.system_fonts import font_with
+
+        file = font_with("".join(sorted(lacking)))
+    return _face(file or _dejavu(bold), size_px)
 
 
 _face = lru_cache(maxsize=64)(ImageFont.truetype)
-_warn_once = lru_cache(maxsize=16)(logger.warning)
 
 
 @lru_cache(maxsize=2)
@@ -41,7 +42,7 @@ def _dejavu(bold: bool) -> str:
 
 
 @lru_cache(maxsize=256)
-def _letters(path: str) -> frozenset[str]:
+def letters(path: str) -> frozenset[str]:
     """Return the characters of a font file, of the first font in it where it has several."""
     from matplotlib.ft2font import FT2Font
 
@@ -49,23 +50,6 @@ def _letters(path: str) -> frozenset[str]:
         return frozenset(map(chr, FT2Font(path).get_charmap()))
     except (OSError, RuntimeError):  # no font that FreeType can read
         return frozenset()
-
-
-@lru_cache(maxsize=1024)
-def _font_with(characters: str) -> str | None:
-    """Return the system's font file that has most of these characters; None if none has any."""
-    from matplotlib.font_manager import findSystemFonts
-
-    wanted = {character for character in characters if character.isprintable()}
-    files = sorted(findSystemFonts(), key=lambda path: ("Bold" in path, "Serif" in path, path))
-    best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
-    if missing := wanted - (_letters(best) if best else frozenset()):
-        script = unicodedata.name(min(missing), "some").split()[0].capitalize()
-        _warn_once(
-            f"warning: no font on this machine has {script} letters, which are drawn as boxes; "
-            "install one (on Debian and Ubuntu, fonts-noto-cjk or another of fonts-noto)"
-        )
-    return best if missing != wanted else None
 
 
 def one_line(text: str) -> str:

@@ -18,19 +18,11 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 from PIL.ImageFont import FreeTypeFont
 
-from captioner.data.images import data_url
+from captioner.visualization import style as styles
 from captioner.visualization.figures import figure_bytes
 from captioner.visualization.overlay import Box, attention_heat, draw_marks, line_widths
-from captioner.visualization.style import (
-    CASING_COLOUR,
-    CASING_OPACITY,
-    LINE_COLOUR,
-    MIN_LINE_PX,
-    Layers,
-    OverlayStyle,
-    scale_levels,
-    scale_octaves,
-)
+from captioner.visualization.page import data_url
+from captioner.visualization.style import Layers, OverlayStyle, scale_levels, scale_octaves
 
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
@@ -119,10 +111,10 @@ class VectorPage:
         x = left + (right - left) * (np.arange(-1, columns + 1) + 0.5).clip(0, columns) / columns
         y = top + (bottom - top) * (np.arange(-1, rows + 1) + 0.5).clip(0, rows) / rows
         grid = x, y, np.pad(octaves, 1, mode="edge")
-        wide = [max(MIN_LINE_PX, widths[level]) for level in levels]
+        wide = [max(styles.MIN_LINE_PX, widths[level]) for level in levels]
         for grown, colour, alpha in (
-            (2 * seam, CASING_COLOUR, CASING_OPACITY),
-            (0, LINE_COLOUR, 1),
+            (2 * seam, styles.CASING_COLOUR, styles.CASING_OPACITY),
+            (0, styles.LINE_COLOUR, 1),
         ):
             self._axes.contour(
                 *(*grid, levels),

@@ -1,9 +1,10 @@
-"""Pictures of single words, animations of them, and contact sheets of many photos."""
+"""Pictures of single words and their names, animations, and contact sheets of many photos."""
 
 from __future__ import annotations
 
 import io
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -58,6 +59,22 @@ def word_images(
         draw_word_label(page, caption, index, top=size[1], **place)
         draw_footer(page, [caption], style, top=below, **place)
         yield page.image
+
+
+def word_names(name: str, words: Sequence[str]) -> list[str]:
+    """Return the file names of the pictures of words: NAME.01-word.png, ..., in reading order.
+
+    Of a word, at most 32 letters, digits and hyphens are kept; what is left empty becomes `word`.
+
+    >>> word_names("photo", ["a", "l'été", "../.."])
+    ['photo.01-a.png', 'photo.02-l-été.png', 'photo.03-word.png']
+    """
+    names = []
+    for number, word in enumerate(words, start=1):
+        kept = "".join(c if c.isalnum() else " " for c in unicodedata.normalize("NFC", word))
+        kept = "-".join(kept.split())[:32].rstrip("-") or "word"
+        names.append(f"{name}.{number:02d}-{kept}.png")
+    return names
 
 
 def _photo_for_words(image: Image.Image, caption: Caption, max_side_px: int) -> Image.Image:

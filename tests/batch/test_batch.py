@@ -239,7 +239,7 @@ def test_ctrl_c_while_workers_start_ends_them_without_a_word(
 def test_one_run_at_a_time_writes_to_a_folder(
     batch: Batch, collection: Path, undisturbed: Path, capsys: Captured
 ) -> None:
-    from captioner.files import locked
+    from captioner.storage import locked
 
     with locked(undisturbed / ".lock", wait=False):
         assert batch(collection, undisturbed, "--maps") == 2

@@ -18,8 +18,7 @@ from programs import Commands, ProgramResult
 
 from captioner.batch.inputs import input_rows
 from captioner.cli.caption import caption as main
-from captioner.cli.caption import photos_in, skipped_sentence
-from captioner.data.image_finder import list_files
+from captioner.data.image_finder import list_files, photos_in, skipped_sentence
 from captioner.data.images import open_image, register_heif
 from captioner.errors import ImageError
 from captioner.files import JOURNAL, read_journal

@@ -14,13 +14,14 @@ from PIL import Image
 from programs import Commands, ProgramResult, Programs, Running
 
 from captioner import Captioner
-from captioner.checkpoint import GRAPHS, STATE, load_training_state, verify
+from captioner.checkpoint import GRAPHS, STATE, verify
 from captioner.cli.train import train_settings
 from captioner.config import from_yaml, to_yaml
 from captioner.config.recipes import shipped_recipes
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import ConfigError
+from captioner.training.trainer import load_training_state
 
 STEPS = 9  # an epoch: 17 batches by twos
 Whole = tuple[Path, ProgramResult]

@@ -9,7 +9,7 @@ import pytest
 from captioner.data.checks import Markers, caption_findings
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage, Split
-from captioner.data.tokenizer import WordTokenizer
+from captioner.data.vocabulary import WordTokenizer
 
 CAPTIONS = ["a dog runs", "two cats: one sleeps", "The man looks up", "a red <b>bus</b>"]
 

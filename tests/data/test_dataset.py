@@ -16,9 +16,8 @@ from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptio
 from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
-from captioner.data.tokenizer import WordTokenizer
 from captioner.data.transforms import ImageTransform
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.vocabulary import Vocabulary, WordTokenizer
 
 tokenize = WordTokenizer().split
 MODES = ["photo", "length"]

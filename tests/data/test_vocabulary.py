@@ -1,4 +1,4 @@
-"""Words to numbers and back."""
+"""Text to tokens, tokens to numbers, and back."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.tokenizer import CharacterTokenizer, WordTokenizer
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.tokenizers import CharacterTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary, WordTokenizer, load_tokenizer
+from captioner.registry import TOKENIZERS
 
 tokenize = WordTokenizer().split
 
@@ -34,6 +35,26 @@ tokenize = WordTokenizer().split
 )
 def test_captions_are_split_into_lower_case_words(caption: str, words: list[str]) -> None:
     assert tokenize(caption) == words
+
+
+TEXTS = ["一只狗在草地上跑。", "两个人坐在桌子旁", "一个红色的苹果", "A man's T-shirt, red",
+         "3 只狗 and 2 cats", "สุนัขวิ่ง", "ペンを持つ人", "개가 달린다", "", "!?", "Café 3"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_every_tokenizer_comes_back_from_its_file_and_splits_what_it_joined(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    assert type(load_tokenizer(file)) is WordTokenizer, "without a file"
+    tokenizer: Tokenizer = TOKENIZERS[name]()
+    assert tokenizer.name == name
+    tokenizer.save(file)
+    loaded = load_tokenizer(file)
+    assert type(loaded) is type(tokenizer)
+    for text in TEXTS:
+        tokens = tokenizer.split(text)
+        assert tokenizer.split(tokenizer.join(tokens)) == tokens == loaded.split(text)
 
 
 def test_words_are_ordered_by_falling_count_then_by_the_alphabet_and_rare_ones_left_out() -> None:

@@ -12,7 +12,7 @@ import tiny
 
 from captioner import Captioner
 from captioner.data.splits import CaptionedImage
-from captioner.data.subwords import SubwordTokenizer
+from captioner.data.tokenizers import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
 from captioner.evaluation.calibration import (
@@ -30,8 +30,8 @@ from captioner.generation.confidence import (
     FEATURES,
     Calibrator,
     confidence_features,
-    similarity,
 )
+from captioner.generation.earlier_features import earlier_features, similarity
 
 
 def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
@@ -133,7 +133,9 @@ def test_features_by_hand() -> None:
     best = hypothesis([5, 23], [-1.0, -3.0], -5.0)
     other = hypothesis([5, 7], [-2.0, -5.0], None)
     worst = hypothesis([8, 9], [-6.0, -6.0], None)
-    assert confidence_features([best, worst, other], IMAGE) == pytest.approx(
+    assert confidence_features(best, IMAGE) | earlier_features(
+        [best, worst, other], 0
+    ) == pytest.approx(
         {
             "mean_log_prob": -3.0,
             "rare_log_prob": -3.0,  # token 5 is common, and 23 the 24th of the vocabulary
@@ -147,8 +149,8 @@ def test_features_by_hand() -> None:
             "agreement": 0.5 / 4 / 2,
         }
     )
-    assert confidence_features([best, other], IMAGE, 1)["margin"] == pytest.approx(-0.5)
-    alone = confidence_features([best], IMAGE)
+    assert earlier_features([best, other], 1)["margin"] == pytest.approx(-0.5)
+    alone = earlier_features([best], 0)
     assert np.isnan(alone["margin"])
     assert np.isnan(alone["agreement"])
     assert similarity([4, 5, 6, 7, 8], [4, 5, 6, 7, 8]) == pytest.approx(1)

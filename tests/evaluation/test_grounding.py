@@ -12,7 +12,7 @@ import tiny
 
 from captioner.captioner import Captioner
 from captioner.data.splits import CaptionedImage
-from captioner.data.subwords import SubwordTokenizer
+from captioner.data.tokenizers import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.evaluation.evaluate import measure_grounding
 from captioner.evaluation.grounding import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from captioner.generation.arrays import exponential, log_softmax, top_k_indices
+from captioner.generation.arrays import log_softmax, top_k_indices
 
 
 @pytest.mark.parametrize("length", [7, 640, 1285, 9490])
@@ -29,13 +29,3 @@ def test_log_probabilities_of_extreme_logits_are_finite_and_sum_to_one() -> None
     log_probs = log_softmax(np.array([[1e4, 0.0, -1e4], [3.0, 3.0, 3.0]], dtype=np.float32))
     np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1, rtol=1e-6)
     assert log_probs[0, 0] == 0
-
-
-def test_no_number_of_the_exponential_distribution_is_zero() -> None:
-    """A share divided by zero would win over all others, a share of zero be no number."""
-    like = np.empty((1 << 20,), dtype=np.float32)
-    assert (np.random.default_rng(2).standard_exponential(like.shape, np.float32) == 0).any()
-    drawn = exponential(like, np.random.default_rng(2))
-    assert drawn.dtype == np.float32
-    assert drawn.min() > 1e-9  # of a million; one much smaller would be as bad as zero
-    assert (drawn.mean(), drawn.var()) == pytest.approx((1, 1), abs=0.01)

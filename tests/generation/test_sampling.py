@@ -9,6 +9,7 @@ from forced import force_decode_one
 from test_search import END, Reader, random_decoder, random_grid
 
 from captioner.generation import SearchOptions, force_decode, sample, truncate
+from captioner.generation.sampling import exponential
 
 
 def test_the_likeliest_words_are_kept() -> None:
@@ -58,3 +59,13 @@ def test_captions_of_several_lengths_are_scored_as_each_alone() -> None:
             assert together.end_log_prob == pytest.approx(alone.end_log_prob, abs=1e-5)
             assert together.score == pytest.approx(alone.score, abs=1e-4)
     assert END not in found[0][0].tokens
+
+
+def test_no_number_of_the_exponential_distribution_is_zero() -> None:
+    """A share divided by zero would win over all others, a share of zero be no number."""
+    like = np.empty((1 << 20,), dtype=np.float32)
+    assert (np.random.default_rng(2).standard_exponential(like.shape, np.float32) == 0).any()
+    drawn = exponential(like, np.random.default_rng(2))
+    assert drawn.dtype == np.float32
+    assert drawn.min() > 1e-9  # of a million; one much smaller would be as bad as zero
+    assert (drawn.mean(), drawn.var()) == pytest.approx((1, 1), abs=0.01)

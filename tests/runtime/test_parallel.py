@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,40 +66,3 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     found = list(prefetch(read, range(12), GPU))
     assert [item for item, _ in found] == list(range(12))
     assert len({name for _, name in found}) == 3
-
-
-POOL = """
-import multiprocessing, os, signal, time
-from concurrent.futures import ProcessPoolExecutor
-from captioner.runtime.parallel import end_with_parent
-context = multiprocessing.get_context("forkserver")
-pool = ProcessPoolExecutor(1, context, end_with_parent, (signal.SIG_IGN,))
-print(pool.submit(os.getpid).result(), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_worker_ends_with_a_parent_that_is_killed() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, text=True)
-    with parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert Path(f"/proc/{worker}").exists()
-        parent.kill()
-    end = time.monotonic() + 30
-    while Path(f"/proc/{worker}").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_processes_start_with_interrupts_blocked_until_they_say_what_these_do() -> None:
-    here = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    context = multiprocessing.get_context("spawn")
-    with (
-        ProcessPoolExecutor(1, context) as pool,
-        ProcessPoolExecutor(1, context, passes.end_with_parent, (signal.SIG_IGN,)) as ready,
-    ):
-        with passes.blocked_interrupts():
-            masks = [p.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ()) for p in (pool, ready)]
-        assert [signal.SIGINT in mask.result() for mask in masks] == [True, False]
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == here

@@ -17,7 +17,7 @@ import tiny
 import torch
 
 from captioner.captioner import Captioner
-from captioner.checkpoint import load_config, load_training_state, verify
+from captioner.checkpoint import load_config, verify
 from captioner.config import DecodingConfig
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
@@ -26,7 +26,7 @@ from captioner.training import run as run_module
 from captioner.training import train
 from captioner.training import trainer as loop
 from captioner.training.setup import prepare
-from captioner.training.trainer import Trainer
+from captioner.training.trainer import Trainer, load_training_state
 from captioner.training.validation import Validation, validate
 
 CPU = torch.device("cpu")

@@ -12,13 +12,12 @@ import tiny
 import torch
 from cuts import Interrupted, interrupt
 
-from captioner.checkpoint import load_training_state
 from captioner.config.settings import Config
 from captioner.errors import CaptionerError
 from captioner.training import cross_entropy, train
 from captioner.training.run_log import RunLog
 from captioner.training.setup import prepare
-from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer
+from captioner.training.trainer import MAX_SKIPPED_STEPS, Trainer, load_training_state
 
 
 def train_until(

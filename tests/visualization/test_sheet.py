@@ -36,6 +36,7 @@ from captioner.visualization.sheet import (
 )
 from captioner.visualization.style import LEGEND_PHOTO, Layers, colour_table
 from captioner.visualization.typography import WARNING
+from captioner.visualization.word_pictures import word_names
 
 WORDS = "a brown dog".split()
 SENTENCE = (
@@ -325,3 +326,16 @@ def test_a_legend_shows_the_colour_map_from_end_to_end_in_its_place():
     grey = 0.299 * LEGEND_PHOTO[0] + 0.587 * LEGEND_PHOTO[1] + 0.114 * LEGEND_PHOTO[2]
     for place, level in ((0, 0), (-1, 255), (width // 2, 128)):
         np.testing.assert_allclose(row[place], 0.35 * grey + 0.65 * table[level], atol=4)
+
+
+def test_words_become_file_names_that_every_system_takes() -> None:
+    names = word_names("photo.jpg", ["a", "l'été", "../..", "", "<unk>", "x" * 99, "A\x00/b"])
+    assert names == [
+        "photo.jpg.01-a.png",
+        "photo.jpg.02-l-été.png",
+        "photo.jpg.03-word.png",
+        "photo.jpg.04-word.png",
+        "photo.jpg.05-unk.png",
+        f"photo.jpg.06-{'x' * 32}.png",
+        "photo.jpg.07-A-b.png",
+    ]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from captioner.data.formats.table import texts_of
 from captioner.data.image_finder import SUFFIXES
-from captioner.data.images import TarMember
 from captioner.data.layouts import Annotations, DataFiles, NamedImage, Recognised
-from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
+from captioner.data.splits import SPLIT_NAMES, TarMember, split_name, split_of_folder
 from captioner.errors import DataError, listed
 
 

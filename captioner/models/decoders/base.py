@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from captioner.models.attention.attention import Attention
-from captioner.types import StepDecoder
+from captioner.types import AttentionOutput, Grid
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,29 @@ class TeacherForcingOutput:
 
 # Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.
 AttentionFactory: TypeAlias = Callable[..., Attention]
+
+
+class StepDecoder(Protocol):
+    """Writes captions one word at a time: a `Decoder` in PyTorch, or an exported graph.
+
+    Training, search and scoring all go through `step`. Callers only pass the memory and the state
+    back. Arrays are tensors, or NumPy arrays where exported graphs compute.
+    """
+
+    def prepare(self, grid: Grid) -> Any:
+        """Compute once what all steps need of B images: the memory."""
+
+    def start(self, memory: Any, beams: int = 1) -> Any:
+        """Return the state before the first word, for `beams` hypotheses of each image."""
+
+    def step(self, tokens: Any, state: Any, memory: Any) -> tuple[Any, AttentionOutput, Any]:
+        """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
+
+        Of the attention, an exported graph gives weights, beta, cells and heads alone.
+        """
+
+    def reorder(self, state: Any, images: Any, beams: Any) -> Any:
+        """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""
 
 
 class Decoder(nn.Module, StepDecoder):

@@ -1,4 +1,4 @@
-"""Tokenizers: text to tokens and back, saved and loaded, and the remedy where one does not suit."""
+"""Characters where there are no spaces between words, and subwords, learned and saved."""
 
 from __future__ import annotations
 
@@ -6,38 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.tokenizer import (
-    CharacterTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    load_tokenizer,
-    unspaced_runs,
-)
-from captioner.data.vocabulary import Vocabulary
+from captioner.data.tokenizers import CharacterTokenizer, unspaced_runs
+from captioner.data.vocabulary import Vocabulary, WordTokenizer, load_tokenizer
 from captioner.registry import TOKENIZERS
 
 CHINESE = ["一只狗在草地上跑。", "两个人坐在桌子旁", "一个红色的苹果"]
 characters = CharacterTokenizer()
-
-
-TEXTS = [*CHINESE, "A man's T-shirt, red", "3 只狗 and 2 cats", "สุนัขวิ่ง", "ペンを持つ人", "개가 달린다",
-         "", "!?", "Café 3"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_tokenizer_comes_back_from_its_file_and_splits_what_it_joined(
-    tmp_path: Path, name: str
-) -> None:
-    file = tmp_path / "tokenizer.json"
-    assert type(load_tokenizer(file)) is WordTokenizer, "without a file"
-    tokenizer: Tokenizer = TOKENIZERS[name]()
-    assert tokenizer.name == name
-    tokenizer.save(file)
-    loaded = load_tokenizer(file)
-    assert type(loaded) is type(tokenizer)
-    for text in TEXTS:
-        tokens = tokenizer.split(text)
-        assert tokenizer.split(tokenizer.join(tokens)) == tokens == loaded.split(text)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +42,18 @@ def test_text_that_words_would_take_for_huge_words_is_noticed() -> None:
     assert unspaced_runs([]) is None
 
 
-# --- subwords --------------------------------------------------------------------------------------
+def test_a_caption_of_characters_is_written_without_spaces() -> None:
+    import tiny
+
+    from captioner import Captioner
+
+    model, config, vocabulary = tiny.model()
+    words = "一 只 红 绿 蓝 方 圆 盘 场 在 上 的".split()
+    captioner = Captioner(model, config, Vocabulary(words[: len(vocabulary.words)], characters))
+    caption = captioner.score(tiny.photo(1)[0], "红方在绿场上")
+    assert caption.words == list("红方在绿场上")
+    assert caption.text == "红方在绿场上"
+    assert " " not in captioner.caption(tiny.photo(1)[0]).text
 
 
 @pytest.mark.parametrize(
@@ -96,17 +81,3 @@ def test_subwords_are_learned_saved_and_joined_again(
     assert again.settings() == fitted.settings()  # nothing is drawn at random
     assert 1 < len(loaded.split(captions[0])) <= len(captions[0])
     assert loaded.split("ж")[-1] == "<unk>"
-
-
-def test_a_caption_of_characters_is_written_without_spaces() -> None:
-    import tiny
-
-    from captioner import Captioner
-
-    model, config, vocabulary = tiny.model()
-    words = "一 只 红 绿 蓝 方 圆 盘 场 在 上 的".split()
-    captioner = Captioner(model, config, Vocabulary(words[: len(vocabulary.words)], characters))
-    caption = captioner.score(tiny.photo(1)[0], "红方在绿场上")
-    assert caption.words == list("红方在绿场上")
-    assert caption.text == "红方在绿场上"
-    assert " " not in captioner.caption(tiny.photo(1)[0]).text
