@@ -41,6 +41,7 @@ def run(
     On a GPU also in CUDA graphs, which is what captions there by default.
     The decoders have random weights and write MAX_WORDS words for every photo.
     """
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, for both
     decoder = _decoder().to(device)
     grids = _grids(photos).to(device)
     alone = min(photos, ALONE)
@@ -134,6 +135,7 @@ def _runtime(photos: int, batch: int) -> Callable[[], list[list[int]]]:
 
 def _peers(checkout: Path, on: str) -> Callable[[], None]:
     device = torch.device(on)
+    torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
     decoder = peer.decoder_class(checkout, device)(SIZE, SIZE, SIZE, VOCABULARY, D)
     decoder = decoder.eval().to(device)

@@ -176,6 +176,8 @@ class CaptionBatches:
 
         The captions of a view stay together; the views of two processes differ by one at most.
         """
+        if processes == 1:
+            return entries
         repeats, captions = np.divmod(entries, len(self.captions))
         views = self.captions.image_of[captions] + repeats * (self.captions.image_of.max() + 1)
         _, first, view_of = np.unique(views, return_index=True, return_inverse=True)

@@ -40,6 +40,8 @@ class TorchEngine:
         self.model.encoder.to(self.dtype).to(memory_format=torch.channels_last)
         self.decoder = self.model.decoder
         self.search_graphs = graphs_of_search(device)
+        if device.type == "cuda":  # TF32, as in training and in convolutions
+            torch.set_float32_matmul_precision("high")
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # PyTorch knows the cores of the machine, but not a control group's quota.
             torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))

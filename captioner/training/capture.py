@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from captioner.config.settings import Config
 from captioner.data.batch import Batch
+from captioner.errors import error_summary
 from captioner.log import logger
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.distributed import average_gradients, world_size
@@ -94,7 +95,7 @@ class FixedShapeStep:
         self.share = torch.ones((), device=self.device)  # of a batch in the gradient
         self.compute_loss = self.task
         if self.kind == "inductor":
-            # Each shape is compiled; more than this many end in an error.
+            # Each shape is compiled, up to this many.
             torch._dynamo.config.recompile_limit = 64
             # Without CUDA graphs of its own, which would overwrite what the backward pass reads.
             self.compute_loss = torch.compile(self.task, fullgraph=True, dynamic=False)  # type: ignore[assignment]
@@ -129,7 +130,13 @@ class FixedShapeStep:
     def forward_backward(self, batch: Batch) -> LossOutput:
         """Add the gradient of a padded batch, times its share, to `grad`."""
         with self.autocast:
-            output: LossOutput = self.compute_loss(batch)
+            try:
+                output: LossOutput = self.compute_loss(batch)
+            except torch._dynamo.exc.TorchDynamoException as error:  # as for want of a C compiler
+                reason = error_summary(error, part="line")
+                logger.info(f"train.compile: steps are taken without inductor, because {reason}")
+                self.compute_loss = self.task
+                output = self.task(batch)
         (output.loss * self.share).backward()
         return LossOutput(output.loss.detach(), output.metrics)
 

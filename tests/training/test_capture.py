@@ -184,6 +184,23 @@ def test_each_process_pads_to_its_own_share_of_a_batch(
     assert Trainer(setup, tmp_path, CPU).take_step.captions == 8
 
 
+def test_without_a_compiler_the_same_steps_are_taken(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    losses = []
+    for kind in ("off", "inductor"):
+        setup = ready(table, {"train__compile": kind})
+        step = step_of_fixed_shapes(setup, setup.task.train(), kind=kind, captions=4)
+        output = step([setup.dataset[(0, range(4))]], learning_rate_factor=1.0).output
+        losses.append(output.loss.item())
+    assert losses[0] == losses[1]
+    said = capsys.readouterr().err
+    assert "without inductor, because " in said, said
+    assert "no-such-compiler" in said, said
+
+
 def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
     setup = ready(table, {})
     step = step_of_fixed_shapes(setup, setup.task.train(), captions=8, longest=30)

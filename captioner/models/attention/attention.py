@@ -137,8 +137,11 @@ class AdditiveScore(Score):
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
         if keys.is_cuda and torch.compiler.is_compiling():  # fused with the rest of the step
             return additive_scores(queries, keys, weight)
-        many = len(keys) > FEW or not torch.is_inference_mode_enabled()  # training samples, too
-        if keys.is_cuda and many and (fused := fused_additive_scores()):
+        if (
+            keys.is_cuda
+            and (len(keys) > FEW or not torch.is_inference_mode_enabled())  # samples are training
+            and (fused := fused_additive_scores())
+        ):
             return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()
