@@ -376,6 +376,8 @@ def test_evaluate_scores_a_data_set(
     monkeypatch.setattr(captioner, "captions", None)  # a mistake is found before
     with pytest.raises(TypeError, match="beam"):
         captioner.evaluate(images, beam=2)
+    with pytest.raises(ConfigError, match="use n_best"):
+        captioner.caption(images[0].path, num_captions=2)
 
 
 def test_no_word_comes_twice_in_a_row_or_around_an_article(drawn_photos: Path) -> None:

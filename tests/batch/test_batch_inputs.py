@@ -19,8 +19,8 @@ from captioner.batch.inputs import input_rows
 from captioner.errors import DataError
 
 
-def found(name: object) -> list[tuple[str, str]]:
-    return list(input_rows(str(name)))
+def found(name: object, **options: Any) -> list[tuple[str, str]]:
+    return list(input_rows(str(name), **options))
 
 
 def test_a_folder_is_read_with_its_folders_by_name_without_what_is_no_photo(
@@ -63,6 +63,7 @@ def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form:
     for columns, expected in (
         ({"id": ["7", ""], "path": ["a.jpg", "b.jpg"], "x": ["", ""]}, ["7", "b.jpg"]),
         ({"file_name": ["a.jpg", "b.jpg"], "width": [1, 2]}, ["a.jpg", "b.jpg"]),
+        ({"Foto": ["a.jpg", "b.jpg"], "caption": ["x", "y"]}, ["a.jpg", "b.jpg"]),
     ):
         records = pa.table(columns).to_pylist()
         if form == "parquet":
@@ -75,7 +76,8 @@ def test_a_manifest_names_photos_and_if_it_likes_their_ids(tmp_path: Path, form:
             sign = {"csv": ",", "tsv": "\t"}[form]
             lines = [list(columns), *zip(*columns.values(), strict=True)]
             file.write_text("\n".join(sign.join(map(str, line)) for line in lines))
-        assert found(file) == [
+        named = {"image_column": "Foto"} if "Foto" in columns else {}
+        assert found(file, **named) == [
             (identity, f"{tmp_path}/{path}")
             for identity, path in zip(expected, ["a.jpg", "b.jpg"], strict=True)
         ]
@@ -114,7 +116,7 @@ def test_urls_are_read_as_folders_and_lists_are() -> None:
     ("name", "content", "fact"),
     [
         ("none", None, "no such file"),
-        ("a.csv", "foto,id\nx,1\n", "no column path, image or file_name; its columns are foto, id"),
+        ("a.csv", "foto,id\nx,1\n", "with --image-column"),
         ("a.jsonl", '{"image": "a.jpg"}\n{', "a.jsonl, line 2"),
         ("a.parquet", "no parquet", "a.parquet: is no list or table of photos that can be read"),
         ("{0..1}.tar", None, "0.tar: no such file"),

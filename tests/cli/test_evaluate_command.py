@@ -222,8 +222,12 @@ def test_captions_of_another_model_are_scored_without_their_photos(
     named.write_text(json.dumps({f"COCO_val2014_{key}.jpg": [text] for key, text in texts.items()}))
     table = tmp_path / "captions.csv"
     table.write_text("image,caption\n" + "".join(f"a/{k}.png,{t}\n" for k, t in texts.items()))
-    for file in (captions, written, named, table):
-        outcome = of_coco(commands, root, "--results", file, "--output", output)
+    own = tmp_path / "own.csv"
+    own.write_text(table.read_text().replace("image,caption", "bild,text_1"))
+    columns = ("--image-column", "bild", "--caption-column", "text_1")
+    for file in (captions, written, named, table, own):
+        of_own = columns if file == own else ()
+        outcome = of_coco(commands, root, "--results", file, "--output", output, *of_own)
         assert outcome.code == 0, outcome
         found = results(output)
         for part in ("metrics", "captions", "intervals", "images", "statistics"):
@@ -370,6 +374,7 @@ def test_results_that_cannot_be_compared_are_refused_in_one_sentence(
         (less, "10 are in one alone, such as 30"),
         (old, "holds captions without scores; name the references with --root"),
         (tmp_path / "none.json", "cannot be read"),
+        (tmp_path, "is a folder without captions"),
     ):
         assert said in commands.run("captioner", "compare", whole, other).sentence()
 
@@ -391,3 +396,4 @@ def test_captions_without_scores_are_scored_against_the_references_first(
     line = next(line for line in outcome.stdout.splitlines() if line.startswith("Bleu_1"))
     _, first, second, *_ = line.split()
     assert float(first) < float(second) == 1
+    assert "40 photos, too few to tell two models apart" in outcome.stdout

@@ -52,6 +52,8 @@ REFUSED = {
     f"{EVALUATE} --root 'no such folder'": "no such folder",
     f"{EVALUATE} --root . --format coco": "no data set of format coco",
     f"{EVALUATE} --root . --results photos.csv": "--checkpoint",
+    f"{EVALUATE} --root . --report r.pdf": "r.pdf does not end in .html",
+    f"{EVALUATE} --root . --output damaged": "is a folder; name a file in it",
     "calibrate soft --root .": "captioner export soft DIR makes a copy",
     "export soft --format onnx": "captioner export soft DIR makes a copy",
     "export MODEL MODEL": "already exists",

@@ -133,8 +133,10 @@ def test_a_finished_run_resumed_ends_at_once(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    assert train(tiny.recipe(table, run), resume=True) == run / "best"
+    trained = (run / "config.yaml").read_text()
+    assert train(tiny.recipe(table, run, optim__lr=0.5), resume=True) == run / "best"
     assert "this run has ended after epoch 2" in capsys.readouterr().err
+    assert (run / "config.yaml").read_text() == trained, "not with settings that trained nothing"
     assert tiny.log_entries(run) == tiny.log_entries(whole)
     assert weights(run) == weights(whole)
 
