@@ -65,7 +65,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     from captioner.data.layouts import CaptionedData
     from captioner.evaluation.results import write_json
 
-    if arguments.report and arguments.report.suffix.lower() not in (".html", ".htm"):
+    if arguments.report and arguments.report.suffix.lower() not in ("", ".html", ".htm"):
         parser.error(f"argument --report: {arguments.report} does not end in .html")
     written = [file for file in (arguments.output, arguments.report) if file]
     for file in written:
