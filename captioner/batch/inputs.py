@@ -85,7 +85,6 @@ def _input_rows(name: str, column: str | None) -> Iterator[Row]:
     if any(sign in name for sign in "*?[{") and not system.exists(path):
         return ((each, each) for each in expand(name))
     if not (column or is_url(name)) and (data := _captioned_data(name)) is not None:
-        logger.info(data.description())
         split = data.everything()
         images = [image.path for image in (*split.images, *split.uncaptioned)]
         found = map(str, [*images, *split.missing])

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -95,6 +95,8 @@ class TextWriter:
             return []
         self.pages.append(page)
         found = f"{len(page.images)} here, {page.elsewhere} elsewhere"
+        if page.empty:
+            found += f'; {page.empty} with alt="", which may mark decoration'
         logger.info(f"{file}: images without an alternative text: {found}")
         return page.images
 
@@ -189,7 +191,14 @@ class TextWriter:
             try:
                 if os.path.realpath(file) in pages:
                     raise CaptionerError(f"{file}: would be replaced; choose another --output")
-                (written if self._save(page.filled(texts), file) else self._kept).append(file)
+                content = page.filled(texts)
+                if output is None and content == page.content:
+                    logger.info(f"{page.file}: no text is added, so no copy is written")
+                elif self._save(content, file):
+                    written.append(file)
+                else:
+                    self._kept.append(file)
+                    _warn_of_new_images(page, file)
             except CaptionerError as error:
                 self.failed(error)
         if self._kept:
@@ -197,6 +206,14 @@ class TextWriter:
                 f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
             )
         return written
+
+
+def _warn_of_new_images(page: Page, copy: Path) -> None:
+    """Warn of images that a page has got since its copy, which stays, was written."""
+    there = copy.read_text(encoding="utf-8", errors="replace")
+    names = [image.name for image in page.images]
+    if new := [name for name in names if name not in there and quote(name) not in there]:
+        logger.warning(f"{copy}: lacks {listed(new)}, which {page.file.name} has; add it there")
 
 
 def table_row(image: Path | str, caption: str, confidence: float | None, folder: Path) -> list[str]:
@@ -321,13 +338,13 @@ class Page:
     def __init__(self, file: Path, site_root: Path | None = None) -> None:
         self.file = file
         try:
-            content = file.read_bytes()
+            self.content = file.read_bytes()
         except OSError as error:
             raise CaptionerError(f"{file}: cannot be read ({error.strerror})") from None
         try:
-            self._text, self._encoding = content.decode(), "utf-8"
+            self._text, self._encoding = self.content.decode(), "utf-8"
         except UnicodeDecodeError:  # latin-1 keeps the bytes of every other encoding
-            self._text, self._encoding = content.decode("latin-1"), "latin-1"
+            self._text, self._encoding = self.content.decode("latin-1"), "latin-1"
         markup = self._text
         tags: list[tuple[int, str, str]] = []
         if file.suffix.lower() in (".md", ".markdown"):
@@ -338,8 +355,10 @@ class Page:
                 tags.append((match.start(), tag, quoted or plain))
         self.elsewhere = 0  # images whose bytes are in no local file
         self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
-        for start, tag, address in sorted([*tags, *_TagReader(markup).tags]):
-            if image := _local_file(address, file, site_root):
+        reader = _TagReader(markup)
+        self.empty = reader.empty  # images with `alt=""`
+        for start, tag, address in sorted([*tags, *reader.tags]):
+            if image := _local_file(address, file, site_root, reader.base):
                 self._gaps.append((start, tag, image))
             elif address:
                 self.elsewhere += 1
@@ -361,16 +380,19 @@ class Page:
 
 
 class _TagReader(HTMLParser):
-    """Collects the `img` tags without an alternative text: offset, tag, address."""
+    """Collects the `img` tags without an alternative text (offset, tag, address), and the base."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[int, str, str]] = []
+        self.base, self.empty = "", 0
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "base":  # the first one counts
+            self.base = self.base or dict(attrs).get("href") or ""
         if tag != "img" or not (text := self.get_starttag_text()):
             return
         # If an attribute is given twice, the first one counts.
@@ -379,6 +401,7 @@ class _TagReader(HTMLParser):
         hidden = values.get("aria-hidden", "").lower() == "true"
         if hidden or role in (["presentation"], ["none"]) or any(map(values.get, _LABELS)):
             return
+        self.empty += "alt" in values
         line, column = self.getpos()
         addresses = [values.get(name, "") for name in _ADDRESSES]
         addresses += [values.get(n, "").partition(" ")[0].rstrip(",") for n in _SRCSETS]
@@ -387,15 +410,20 @@ class _TagReader(HTMLParser):
         self.tags.append((self._lines[line - 1] + column, text, address))
 
 
-def _local_file(source: str, page: Path, site_root: Path | None) -> Path | None:
-    """Return the file of an image's address; None for one on another host or in `data:`."""
+def _local_file(source: str, page: Path, site_root: Path | None, base: str) -> Path | None:
+    """Return the file of an image's address; None for one on another host or in `data:`.
+
+    A relative address begins at the page's `<base href>`, if it has one.
+    """
     try:
-        parts = urlsplit(source)
+        parts = urlsplit(urljoin(base, source) if urlsplit(base).netloc else source)
     except ValueError:
         return None
     if parts.scheme or parts.netloc or not parts.path:
         return None
     address = unquote(parts.path)
+    if not address.startswith("/"):
+        address = unquote(base[: base.rfind("/") + 1]) + address
     path = address.lstrip("/")
     if not address.startswith("/"):
         return page.parent / path

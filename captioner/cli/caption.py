@@ -124,7 +124,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
         ("num_captions", too_many, f"is at most --beam-size, which is {beams}"),
         ("write", "csv" in write and "output" not in chosen, "csv needs --output, for the table"),
-        ("write", "html" in write and not page, "html needs a page, such as index.html"),
+        ("write", "html" in write and not page, "html needs a page, such as site/*.html"),
         ("resume", "output" not in chosen, "needs --output, the folder of an earlier run"),
         *(
             (name, not set(kinds) & set(write), f"needs --write {' or '.join(kinds)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -354,12 +355,14 @@ def score(parser: parsing.CommandParser) -> int:
     if arguments.output is not None:
         from captioner.cli.output_folder import OutputFolder, save_pictures
 
-        # The journal keeps pictures of other photos, and lets caption --resume draw its own again.
-        folder = OutputFolder(arguments, [photo], settings="score")
+        # With the caption in the name, pictures of the photo's other captions stay.
+        words = re.sub(r"\W+", "-", arguments.text.lower())[:40].strip("-")
+        named = photo.with_name(f"{photo.stem}.{words}{photo.suffix}")
+        folder = OutputFolder(arguments, [named], settings="score")
         folder.begin()
-        name = folder.names[photo]
+        name = folder.names[named]
         pictures, problem = save_pictures(name, photo.name, image, captions, arguments)
-        folder.add(photo, {"caption": caption.text, "confidence": caption.confidence}, pictures)
+        folder.add(named, {"caption": caption.text, "confidence": caption.confidence}, pictures)
     if problem:
         logger.warning(f"{photo}: {problem}")
     if arguments.json:

@@ -41,6 +41,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
             message += "; put quotes around a pattern, and around a name with blanks"
+        if message.endswith("required: PHOTO") and "--compare" in self._words:
+            message += "; put --compare and its models after the photos"
         message = printable(unknown_option(self, self._words) or message)
         # Without the usage: the message would be lost among twenty lines of options.
         self.exit(2, f"error: {message} ({self.prog} --help shows the options)\n")

@@ -158,6 +158,13 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     copy = (tmp_path / "page.alt.html").read_text()
     assert copy.count('alt="') == 3
     (tmp_path / "page.alt.html").write_text(f"{copy}<!-- corrected -->")
+    assert "lacks" not in caption("page.html", "--write", "html").stderr
+    tiny.photo(1)[0].save(tmp_path / "ö.png")
+    file.write_text(PAGE + '<img src="%C3%B6.png">')
+    assert (
+        "page.alt.html: lacks ö.png, which page" in caption("page.html", "--write", "html").stderr
+    )
+    file.write_text(PAGE)
     again = caption("page.html", "page.alt.html", "--write", "html").stderr
     assert "page.alt.html: has a text already" in again
     assert "page.alt.html: passed over, as it is the copy of page.html" in again
@@ -298,7 +305,7 @@ def test_only_missing_texts_of_a_page_are_filled_in(tmp_path: Path) -> None:
     file.write_bytes(MIXED_PAGE.encode())
     page = Page(file)
     assert page.images == [tmp_path / "photos/one.jpg", tmp_path / "photos/two.png"]
-    assert page.elsewhere == 1
+    assert (page.elsewhere, page.empty) == (1, 2)
     filled = page.filled({tmp_path / "photos/one.jpg": 'A "dog"'}).decode()
     text = 'alt="A &quot;dog&quot;"'
     expected = MIXED_PAGE.replace(
@@ -358,6 +365,17 @@ def test_an_address_from_the_root_begins_at_the_site_root_or_a_folder_above(tmp_
     assert page_of(site / "blog", tag).images == [site / "img/a.jpg", site / "blog/img/none.jpg"]
     rooted = page_of(site / "blog", tag, site_root=site / "other")
     assert rooted.images == [site / "other/img/a.jpg", site / "other/img/none.jpg"]
+
+
+def test_a_relative_address_begins_at_the_base_of_the_page(tmp_path: Path) -> None:
+    tags = '<img src="a.jpg"><img src="/b.jpg"><img src="data:x"><img src="//c.org/d.jpg">'
+    for base, images, elsewhere in (
+        ("../img/", ["../img/a.jpg", "b.jpg"], 2),
+        ("./", ["a.jpg", "b.jpg"], 2),
+        ("https://elsewhere.org/img/", [], 4),
+    ):
+        page = page_of(tmp_path, f'<base href="{base}"><base href="no/">{tags}')
+        assert (page.images, page.elsewhere) == ([tmp_path / i for i in images], elsewhere)
 
 
 # --------------------------------------------------------------------------------- Markdown
