@@ -77,21 +77,9 @@ def build_encoder(
             raise ConfigError(
                 f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
             )
-        self_attention = GridSelfAttention(
-            dim=dim,
-            layers=config.self_attention_layers,
-            heads=heads,
-            feedforward_dim=2 * dim,
-            dropout=config.dropout,
-        )
-    return Encoder(
-        backbone,
-        trainable_from=config.trainable_from,
-        batch_norm=config.batch_norm,
-        project_dim=config.project_dim,
-        dropout=config.dropout,
-        self_attention=self_attention,
-    )
+        layers = config.self_attention_layers
+        self_attention = GridSelfAttention(dim, layers, heads, dropout=config.dropout)
+    return Encoder(backbone, config, self_attention)
 
 
 def build_attention(

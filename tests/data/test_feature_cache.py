@@ -15,6 +15,7 @@ import tiny
 import torch
 from torch import Tensor
 
+from captioner.config import EncoderConfig
 from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
@@ -32,7 +33,7 @@ AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     torch.manual_seed(0)
-    return Encoder(build_backbone("timm/test_resnet", weights="none")).eval()
+    return Encoder(build_backbone("timm/test_resnet", weights="none"), EncoderConfig()).eval()
 
 
 @pytest.fixture
