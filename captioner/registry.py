@@ -80,7 +80,7 @@ DATA_FORMATS = Registry(
 )
 TOKENIZERS = Registry(
     "data.tokenizer",
-    words="captioner.data.vocabulary:WordTokenizer",
+    words="captioner.data.vocabulary:Tokenizer",
     characters="captioner.data.tokenizers:CharacterTokenizer",
     subwords="captioner.data.tokenizers:SubwordTokenizer",
 )

@@ -17,9 +17,9 @@ from captioner.data.images import open_image
 from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 
-tokenize = WordTokenizer().split
+tokenize = Tokenizer().split
 MODES = ["photo", "length"]
 VOCABULARY = Vocabulary(tiny.WORDS)
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
