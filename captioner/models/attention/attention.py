@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, require_divisor
 from captioner.errors import error_summary
 from captioner.log import logger
+from captioner.registry import SCORES, SELECTS, WINDOWS
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid, given_mode
@@ -257,7 +258,7 @@ class HeadValues(nn.Module):
     W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2).
     """
 
-    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+    def __init__(self, feature_dim: int, context_dim: int, *, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.value = nn.Linear(feature_dim, feature_dim)
@@ -265,33 +266,41 @@ class HeadValues(nn.Module):
 
 
 class Attention(nn.Module):
-    """score -> window -> select.
+    """score -> window -> select, as the settings name them.
 
     K hypotheses of an image (beams, or words that a Transformer reads at once) share its memory.
+    Of several heads, each attends on its own to projected values; the map of a word is the mean
+    over the heads, and with hard attention each head samples a cell.
 
     Args:
-        values: Lets each head attend on its own to projected values; the map of a word is the mean
-            over the heads, and with hard attention each head samples a cell. None: one head, and
-            contexts are made of the annotation vectors themselves, as in the paper.
-        local: Make contexts (and the decoder's first state) of the cells before the encoder's
-            self-attention, while keys come from those after it, so that hard attention reads what
-            is in one place.
-        key_smoothing: Compute keys from averages of neighbouring cells (`smoothed`).
+        query_dim, feature_dim, cells: H, D, and L, which only the score `location` needs.
+        context_dim: Size to which contexts are projected; None: one head makes them of the
+            annotation vectors themselves, as in the paper.
     """
 
     def __init__(
         self,
-        score: Score,
-        window: Window,
-        select: Select,
+        config: AttentionConfig,
         *,
-        values: HeadValues | None = None,
-        local: bool = False,
-        key_smoothing: float = 0.0,
+        query_dim: int,
+        feature_dim: int,
+        cells: int | None = None,
+        context_dim: int | None = None,
     ) -> None:
         super().__init__()
-        self.score, self.window, self.select, self.values = score, window, select, values
-        self.local, self.key_smoothing = local, key_smoothing
+        sizes: dict[str, Any] = {"query_dim": query_dim, "feature_dim": feature_dim}
+        more = {"cells": cells} if config.score == "location" else {}
+        self.score: Score = SCORES[config.score](config, **sizes, **more)
+        self.window: Window = WINDOWS[config.window](config, query_dim=query_dim)
+        self.select: Select = SELECTS[config.select](config)
+        self.values: HeadValues | None = None
+        heads = config.heads
+        if heads > 1 or context_dim is not None:
+            name = "D, the size of a cell's vector,"
+            require_divisor("attention.heads", heads, feature_dim, name)
+            self.values = HeadValues(feature_dim, context_dim or feature_dim, heads=heads)
+        # The decoder's first state is made of local values, too.
+        self.local, self.key_smoothing = config.values == "local", config.key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
         """Compute keys, and with several heads values, of B grids, once per image."""

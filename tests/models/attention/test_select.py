@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import HardSelect, SoftSelect
-from captioner.models.build import build_attention
+from captioner.models.attention.attention import Attention, HardSelect, SoftSelect
 from captioner.types import Grid, hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4
@@ -71,14 +70,14 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     grid = Grid(torch.zeros(10_000, 1, D), 1, 1, seeds=torch.arange(10_000))
     for share in (0.5, 0.2, 1.0):
         config = AttentionConfig(select="hard", dim=4, semi_sampling=share)
-        attention = build_attention(config, query_dim=3, feature_dim=D).train()
+        attention = Attention(config, query_dim=3, feature_dim=D).train()
         drawn = attention.prepare(grid).use_expectation
         assert drawn is not None
         error = math.sqrt(share * (1 - share) / 10_000)
         assert abs(drawn.double().mean().item() - share) <= 4 * error
         assert attention.eval().prepare(grid).use_expectation is None
     for other in (replace(config, semi_sampling=0.0), replace(config, select="soft")):
-        attention = build_attention(other, query_dim=3, feature_dim=D).train()
+        attention = Attention(other, query_dim=3, feature_dim=D).train()
         assert attention.prepare(grid).use_expectation is None
 
 
