@@ -56,7 +56,7 @@ WINDOWS = Registry(
 )
 SELECTS = Registry(
     "attention.select",
-    soft="captioner.models.attention.attention:SoftSelect",
+    soft="captioner.models.attention.attention:Select",
     hard="captioner.models.attention.attention:HardSelect",
 )
 DECODERS = Registry(

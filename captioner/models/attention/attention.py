@@ -164,6 +164,7 @@ class Window(nn.Module):
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
+        self.config = config
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         return None
@@ -172,32 +173,28 @@ class Window(nn.Module):
 class Select(nn.Module):
     """Turns scores into a distribution over the cells, and that into a context.
 
-    `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
-    [B, L, D]. use_expectation, bool [B], says which images take the expectation in place of a
-    sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own generator.
+    It is the expectation of the context (deterministic soft attention, equations 5, 6 and 13),
+    unless overridden. `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L]
+    to values [B, L, D]. use_expectation, bool [B], says which images take the expectation in place
+    of a sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own
+    generator.
     """
-
-    semi_sampling = 0.0
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.temperature = config.temperature
+        self.config = config
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
         # at least float32: maps sum to 1 under autocast too
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.temperature != 1:
-            scores = scores / self.temperature
+        if self.config.temperature != 1:
+            scores = scores / self.config.temperature
         log_map = torch.log_softmax(scores, dim=-1)
         weights = log_map.exp()
         # a cell outside of the window has log 0 and adds nothing
         entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
         return log_map, weights, entropy
-
-
-class SoftSelect(Select):
-    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
 
     def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
         weights, entropy = self.distribution(scores)[1:]
@@ -214,11 +211,6 @@ class HardSelect(Select):
     In evaluation mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config)
-        self.semi_sampling = config.semi_sampling
-        self.at_test = config.at_test
-
     def forward(
         self,
         scores: Tensor,
@@ -227,7 +219,7 @@ class HardSelect(Select):
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         log_map, weights, entropy = self.distribution(scores)
-        mode = "sample" if self.training else given_mode.get() or self.at_test
+        mode = "sample" if self.training else given_mode.get() or self.config.at_test
         mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
         if mode != "expectation":
             cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
@@ -311,8 +303,9 @@ class Attention(nn.Module):
         values = use_expectation = None
         if self.values is not None:
             values = split_heads(self.values.value(cells), self.values.heads)
-        if self.training and self.select.semi_sampling and grid.seeds is not None:
-            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < self.select.semi_sampling
+        share = self.select.config.semi_sampling if isinstance(self.select, HardSelect) else 0.0
+        if self.training and share and grid.seeds is not None:
+            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < share
         return Memory(
             Grid(cells, grid.height, grid.width, at_random=grid.at_random),
             self.score.keys(smoothed(grid, self.key_smoothing)),

@@ -189,8 +189,8 @@ def plain_local_p(window: PredictiveWindow, query: Vector, rows: int, columns: i
     bias = []
     for cell in product(range(rows), range(columns)):
         distances = [abs(at - middle) for at, middle in zip(cell, centre, strict=True)]
-        inside = all(distance <= window.radius for distance in distances)
-        sigma = window.radius / 2
+        inside = all(distance <= window.config.radius for distance in distances)
+        sigma = window.config.radius / 2
         gaussian = math.prod(math.exp(-(x**2) / (2 * sigma**2)) for x in distances)
         bias.append(math.log(gaussian) if inside else -math.inf)
     return bias
