@@ -89,11 +89,12 @@ def measure(folder: Path) -> None:
     )
     images = read_sources(DataConfig(sources=(source,)))
     assert len(images.training) == PHOTOS
-    assert len(images.captions) == CAPTIONS
+    texts = [text for image in images.training for text in image.captions]
+    assert len(texts) == CAPTIONS
     done("index: annotations and folders")
     captions_digest(images.training)
     done("digest of the captions")
-    vocabulary = Vocabulary.build(images.captions, Tokenizer(), min_count=5)
+    vocabulary = Vocabulary.build(texts, Tokenizer(), min_count=5)
     done(f"vocabulary of {len(vocabulary)} words")
     captions = encode_captions(images.training, vocabulary, max_words=25)
     done("captions as indices")

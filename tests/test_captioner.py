@@ -17,7 +17,6 @@ from PIL import Image
 
 from captioner import Captioner, checkpoint
 from captioner.checkpoint_writer import add_files
-from captioner.data.layouts import read_split
 from captioner.data.tokenizers import CharacterTokenizer
 from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.errors import CheckpointError, ConfigError, ImageError
@@ -368,7 +367,7 @@ def test_evaluate_scores_a_data_set(
     assert len(found.captions) == 3
     assert found.results["metrics"]["CIDEr"] >= 0
     assert found.results["signature"]["beam_size"] == 2
-    images = read_split(format="table", root=drawn_photos, split="val").images
+    images = tiny.read_split(format="table", root=drawn_photos, split="val").images
     assert captioner.evaluate(images, beam_size=2).results["metrics"] == found.results["metrics"]
     long = captioner.evaluate(images, min_words=9)
     assert all(len(caption.words) >= 9 for caption in long.captions.values())

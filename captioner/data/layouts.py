@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
@@ -299,11 +298,6 @@ class CaptionedData:
                 )
             chosen |= {part} if part in available else years
         return [image for image in self._named if image.split in chosen]
-
-
-def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
-    """Read a split of the data set that fields of `DataFiles` name, as `CaptionedData.split`."""
-    return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 
 
 def _recognised(data: DataFiles) -> tuple[str, Recognised]:

@@ -77,7 +77,8 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     if checkpoint is not None:
         vocabulary = load_vocabulary(checkpoint)
     else:
-        vocabulary = build_vocabulary(config, images.captions, start)
+        texts = [text for image in images.training for text in image.captions]
+        vocabulary = build_vocabulary(config, texts, start)
     torch.manual_seed(config.train.seed)
     model = build_model(config, len(vocabulary))
     # Weights are loaded before the cache is filled with what the frozen ones compute.

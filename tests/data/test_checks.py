@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny import read_split
 
 from captioner.data.checks import Markers, caption_findings
-from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage, Split
 from captioner.data.vocabulary import Tokenizer
 
