@@ -33,21 +33,13 @@ def indexed_tensors(value: Any, index: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Everything that attention computes of a batch of grids, once per image.
+    """Everything that attention computes of a batch of grids, once per image."""
 
-    Args:
-        grid: The cells that contexts are made of, features [B, L, D].
-        keys: [B, heads, L, A / heads], compared with the query by the score.
-        values: [B, heads, L, D / heads], projected; None where the cells are the values.
-        use_expectation: bool [B], images whose context is the expectation (HardSelect).
-        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
-    """
-
-    grid: Grid
-    keys: Tensor
-    values: Tensor | None = None
-    use_expectation: Tensor | None = None
-    seeds: Tensor | None = None
+    grid: Grid  # the cells that contexts are made of, features [B, L, D]
+    keys: Tensor  # [B, heads, L, A / heads], compared with the query by the score
+    values: Tensor | None = None  # [B, heads, L, D / heads]; None where the cells are the values
+    use_expectation: Tensor | None = None  # bool [B], images that take the expectation (HardSelect)
+    seeds: Tensor | None = None  # int64 [B], of HardSelect's draws; None: PyTorch's own generator
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""

@@ -16,8 +16,6 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True, kw_only=True)
 class LuongState(LSTMState):
-    """State of the hypotheses of each image."""
-
     attentional: Tensor  # h~ of the last word, [B, K, E]
 
 
@@ -57,17 +55,11 @@ class LuongDecoder(LSTMDecoder):
 
 @dataclass(frozen=True, kw_only=True)
 class TopDownState(LSTMState):
-    """State of the hypotheses of each image; h and c are those of the attention LSTM.
+    """State of the hypotheses of each image; h and c are those of the attention LSTM."""
 
-    Args:
-        language_h: Hidden state of the language LSTM, [B, K, H].
-        language_c: Its cell state, [B, K, H].
-        mean_gates: Share of the mean annotation vector in the attention LSTM's gates, [B, K, 4H].
-    """
-
-    language_h: Tensor
-    language_c: Tensor
-    mean_gates: Tensor
+    language_h: Tensor  # [B, K, H], hidden state of the language LSTM
+    language_c: Tensor  # [B, K, H], its cell state
+    mean_gates: Tensor  # [B, K, 4H], share of the mean vector in the attention LSTM's gates
 
 
 class TopDownDecoder(LSTMDecoder):
