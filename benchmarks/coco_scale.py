@@ -30,7 +30,7 @@ from captioner.data.feature_cache import CHUNK, build_feature_cache
 from captioner.data.images import open_image
 from captioner.data.sources import captions_digest, read_sources
 from captioner.data.transforms import ImageTransform
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.data.workers import load_items
 
 PHOTOS, CAPTIONS, WORDS, VALIDATION = 118_287, 591_753, 27_000, 5_000
@@ -89,11 +89,12 @@ def measure(folder: Path) -> None:
     )
     images = read_sources(DataConfig(sources=(source,)))
     assert len(images.training) == PHOTOS
-    assert len(images.captions) == CAPTIONS
+    texts = [text for image in images.training for text in image.captions]
+    assert len(texts) == CAPTIONS
     done("index: annotations and folders")
     captions_digest(images.training)
     done("digest of the captions")
-    vocabulary = Vocabulary.build(images.captions, WordTokenizer(), min_count=5)
+    vocabulary = Vocabulary.build(texts, Tokenizer(), min_count=5)
     done(f"vocabulary of {len(vocabulary)} words")
     captions = encode_captions(images.training, vocabulary, max_words=25)
     done("captions as indices")

@@ -24,7 +24,7 @@ from benchmarks.timing import Table, in_turns
 from captioner.config.recipes import read_recipe
 from captioner.config.settings import Config
 from captioner.data.batch import Batch
-from captioner.data.layouts import read_split
+from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.evaluation.metrics import score_captions
 from captioner.models.build import build_model
 from captioner.models.model import CaptionModel
@@ -85,7 +85,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, float | str |
         device=device,
         decoding=replace(config.decoding, beam_size=5),
     )
-    split = read_split(format="flickr8k", root=config.data.root, split="dev")
+    split = CaptionedData(DataFiles("flickr8k", config.data.root)).split("dev")
     references = {photo.image_id: photo.captions for photo in split.images}
     scores = score_captions(validation.captions, references)
     return {

@@ -15,11 +15,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import Batch, word_mask
 from captioner.models.attention.attention import (
-    AdditiveScore,
     Attention,
-    HardSelect,
-    SoftSelect,
-    Window,
 )
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.runtime.cuda_graphs import GraphCache
@@ -31,11 +27,8 @@ L, D, SIZE, VOCABULARY, LONGEST = 196, 2048, 512, 9490, 20  # SIZE: of attention
 
 
 def build_decoder(*, hard: bool = False) -> LSTMDecoder:
-    select = (
-        HardSelect(AttentionConfig(semi_sampling=0.0)) if hard else SoftSelect(AttentionConfig())
-    )
-    score = AdditiveScore(AttentionConfig(dim=SIZE), query_dim=SIZE, feature_dim=D)
-    attention = Attention(score, Window(AttentionConfig(), query_dim=SIZE), select)
+    settings = AttentionConfig(dim=SIZE, select="hard" if hard else "soft", semi_sampling=0.0)
+    attention = Attention(settings, query_dim=SIZE, feature_dim=D)
     config = DecoderConfig(hidden_dim=SIZE, embed_dim=SIZE, gate="vector", output="plain")
     return LSTMDecoder(config, lambda _=None: attention, vocabulary_size=VOCABULARY, feature_dim=D)
 

@@ -32,7 +32,7 @@ from captioner.checkpoint import (
     verify,
 )
 from captioner.config import ModelConfig, to_yaml
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def save_model(
         (temporary / WEIGHTS).write_bytes(weights)
         (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
         vocabulary.save(temporary / VOCABULARY)
-        if vocabulary.tokenizer.name != WordTokenizer.name:
+        if vocabulary.tokenizer.name != Tokenizer.name:
             vocabulary.tokenizer.save(temporary / TOKENIZER)
         (temporary / CARD).write_text(card, encoding="utf-8")
         for name, content in (extra_files or {}).items():

@@ -56,7 +56,7 @@ WINDOWS = Registry(
 )
 SELECTS = Registry(
     "attention.select",
-    soft="captioner.models.attention.attention:SoftSelect",
+    soft="captioner.models.attention.attention:Select",
     hard="captioner.models.attention.attention:HardSelect",
 )
 DECODERS = Registry(
@@ -80,7 +80,7 @@ DATA_FORMATS = Registry(
 )
 TOKENIZERS = Registry(
     "data.tokenizer",
-    words="captioner.data.vocabulary:WordTokenizer",
+    words="captioner.data.vocabulary:Tokenizer",
     characters="captioner.data.tokenizers:CharacterTokenizer",
     subwords="captioner.data.tokenizers:SubwordTokenizer",
 )

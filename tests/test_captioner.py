@@ -17,9 +17,8 @@ from PIL import Image
 
 from captioner import Captioner, checkpoint
 from captioner.checkpoint_writer import add_files
-from captioner.data.layouts import read_split
 from captioner.data.tokenizers import CharacterTokenizer
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.errors import CheckpointError, ConfigError, ImageError
 from captioner.types import Geometry
 from captioner.visualization import Caption
@@ -368,7 +367,7 @@ def test_evaluate_scores_a_data_set(
     assert len(found.captions) == 3
     assert found.results["metrics"]["CIDEr"] >= 0
     assert found.results["signature"]["beam_size"] == 2
-    images = read_split(format="table", root=drawn_photos, split="val").images
+    images = tiny.read_split(format="table", root=drawn_photos, split="val").images
     assert captioner.evaluate(images, beam_size=2).results["metrics"] == found.results["metrics"]
     long = captioner.evaluate(images, min_words=9)
     assert all(len(caption.words) >= 9 for caption in long.captions.values())
@@ -391,7 +390,7 @@ def test_no_word_comes_twice_in_a_row_or_around_an_article(drawn_photos: Path) -
         texts = [" ".join(c.words) for c in captioner.caption_batch(photos, max_words=9)]
         return sum(bool(re.search(r"\b(\S+) (?:(?:a|the) )?\1\b", text)) for text in texts)
 
-    free = doubles(WordTokenizer(), allowed=True)
+    free = doubles(Tokenizer(), allowed=True)
     assert free > 0
-    assert doubles(WordTokenizer(), allowed=False) == 0
+    assert doubles(Tokenizer(), allowed=False) == 0
     assert doubles(CharacterTokenizer(), allowed=False) == free, "letters do come twice in a row"

@@ -26,7 +26,7 @@ from captioner.checkpoint import (
 from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
 from captioner.config import ModelConfig
 from captioner.data.tokenizers import CharacterTokenizer
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.errors import CheckpointError
 from captioner.models.model import CaptionModel
 from captioner.training.run import clean_run_folder
@@ -332,7 +332,7 @@ def test_the_tokenizer_is_saved_with_the_model_and_words_needs_no_file(
     assert not (tmp_path / "words" / "tokenizer.json").exists()
     characters = Vocabulary(vocabulary.words, CharacterTokenizer())
     save_model(tmp_path / "characters", model, config, characters, card="#")
-    for name, kind in (("words", WordTokenizer), ("characters", CharacterTokenizer)):
+    for name, kind in (("words", Tokenizer), ("characters", CharacterTokenizer)):
         loaded = load_model(tmp_path / name)[2]
         assert type(loaded.tokenizer) is kind
         assert loaded.tokens == vocabulary.tokens

@@ -106,11 +106,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from captioner import Captioner
-from captioner.models.build import build_attention
+from captioner.models.attention.attention import Attention
 from captioner.config import AttentionConfig
 from captioner.training import train
 from captioner.types import Grid
-score = build_attention(AttentionConfig("distance", dim=4), query_dim=3, feature_dim=5).score.double()
+score = Attention(AttentionConfig("distance", dim=4), query_dim=3, feature_dim=5).score.double()
 h, a = torch.randn(2, 3, 3, dtype=torch.double), torch.randn(2, 6, 5, dtype=torch.double)
 found = score(h, score.keys(a))
 for b in range(2):

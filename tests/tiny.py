@@ -20,6 +20,8 @@ from captioner.config import (
     PreprocessConfig,
 )
 from captioner.config.settings import Config, DataConfig, OptimConfig, TrainConfig
+from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import VAL_SHARE, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from captioner.models.model import CaptionModel
 
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
+
+
+def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
+    """Read a split of the data set that fields of `DataFiles` name."""
+    return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 
 
 def model(

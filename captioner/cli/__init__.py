@@ -48,13 +48,9 @@ COMMANDS = {
 
 # The modules of those that are not in one of their own name.
 _MODULES = {
-    "finetune": "train",
-    "plot": "train",
-    "compare": "evaluate",
-    "score": "evaluate",
-    "average": "models",
-    "calibrate": "models",
-    "export": "models",
+    **dict.fromkeys(("finetune", "plot"), "train"),
+    **dict.fromkeys(("compare", "score"), "evaluate"),
+    **dict.fromkeys(("average", "calibrate", "export"), "models"),
     "completion": "doctor",
 }
 

@@ -197,11 +197,9 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")
     styles = ("focus", "light", "colour", "contour", "mask")
     help_ = "focus: the photo's own colours where attention is high, grey where it is low, and "
-    help_ += (
-        "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit where "
-    )
-    help_ += "it is high; colour: colours on the grey photo; contour: only the lines; mask: only "
-    help_ += "dimmed (default: focus)"
+    help_ += "lines at 2, 4 and 8 times uniform; light: dimmed where attention is low and lit "
+    help_ += "where it is high; colour: colours on the grey photo; contour: only the lines; mask: "
+    help_ += "only dimmed (default: focus)"
     add("--style", choices=styles, default="focus", help=help_)
     help_ = "of the style colour and of matrices (default: viridis)"
     add("--colour-map", choices=("viridis", "cividis"), default="viridis", help=help_)

@@ -23,17 +23,11 @@ from captioner.runtime.draws import child_seeds, seed_of
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """C captions of a list of images as indices of words; captions without words are left out.
+    """C captions of a list of images as indices of words; captions without words are left out."""
 
-    Args:
-        image_of: int64 [C], the image of each caption, rising.
-        targets: For each caption the words to write, int64, the end token last.
-        lengths: int64 [C], number of targets.
-    """
-
-    image_of: np.ndarray
-    targets: list[np.ndarray]
-    lengths: np.ndarray
+    image_of: np.ndarray  # int64 [C], the image of each caption, rising
+    targets: list[np.ndarray]  # for each caption the words to write, int64, the end token last
+    lengths: np.ndarray  # int64 [C], number of targets
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -64,9 +58,6 @@ class CaptionDataset(Dataset[Batch]):
     An entry of a batch is `caption + repeat * number of captions`, where `repeat` counts the views
     of an image that an epoch shows. The randomness of a view is a function of (seed, epoch, image,
     repeat), whatever the worker processes and wherever a run was resumed.
-
-    Args:
-        weights: float32 [C], weights of the captions in the loss; None weighs all alike.
     """
 
     images: Sequence[CaptionedImage]
@@ -74,7 +65,7 @@ class CaptionDataset(Dataset[Batch]):
     transform: ImageTransform
     _: KW_ONLY
     seed: int
-    weights: np.ndarray | None = None
+    weights: np.ndarray | None = None  # float32 [C], in the loss; None weighs all captions alike
     cache: FeatureCache | None = None
     cache_crop: Callable[[Tensor, np.random.Generator], Tensor] | None = None
 
@@ -142,18 +133,14 @@ class CaptionBatches:
 
     An epoch shows each image of a source of weight w about w times: with 0.5 a random half of them
     and in the next epoch the other half, with 2 each image in two random views.
-
-    Args:
-        by: As `DataConfig.batch_by`.
-        source_of: int [images], source of each image; None is one source.
     """
 
     captions: EncodedCaptions
     _: KW_ONLY
     batch_size: int
-    by: Literal["length", "photo"]
+    by: Literal["length", "photo"]  # as `DataConfig.batch_by`
     seed: int
-    source_of: np.ndarray | None = None
+    source_of: np.ndarray | None = None  # int [images], source of each image; None is one source
     weights: Sequence[float] = (1.0,)
 
     def epoch(self, epoch: int) -> list[np.ndarray]:

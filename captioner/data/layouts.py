@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files
@@ -39,32 +38,23 @@ _FOLDERS_OF_IMAGES = frozenset(
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image as a data set's files name it.
+    """An image as a data set's files name it."""
 
-    Args:
-        name: Path from one of `Annotations.folders`, or the image's place in a tar file.
-        image_id: Its id in COCO results.
-        split: Empty in a data set without splits.
-    """
-
-    name: str | TarMember
+    name: str | TarMember  # path from one of `Annotations.folders`, or a place in a tar file
     captions: tuple[str, ...]
-    image_id: int | str
-    split: str = ""
+    image_id: int | str  # in COCO results
+    split: str = ""  # empty in a data set without splits
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """What the files of a data set say.
-
-    Args:
-        folders: Where the names of images begin, the usual place first.
-        problems: Sentences about what cannot be used, such as captions of no image.
-    """
+    """What the files of a data set say."""
 
     images: list[NamedImage]
-    folders: Sequence[Path]
-    problems: Sequence[str] = ()
+    folders: Sequence[Path]  # where the names of images begin, the usual place first
+    problems: Sequence[
+        str
+    ] = ()  # sentences about what cannot be used, such as captions of no image
 
 
 @dataclass(frozen=True)
@@ -299,11 +289,6 @@ class CaptionedData:
                 )
             chosen |= {part} if part in available else years
         return [image for image in self._named if image.split in chosen]
-
-
-def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
-    """Read a split of the data set that fields of `DataFiles` name, as `CaptionedData.split`."""
-    return CaptionedData(DataFiles(**data), val_share=val_share).split(split)
 
 
 def _recognised(data: DataFiles) -> tuple[str, Recognised]:

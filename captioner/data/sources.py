@@ -36,11 +36,6 @@ class SourceImages:
     validation: dict[str, list[CaptionedImage]]
 
     @property
-    def captions(self) -> list[str]:
-        """The training captions of all sources."""
-        return [caption for image in self.training for caption in image.captions]
-
-    @property
     def source_of(self) -> np.ndarray:
         """int64 [images], the source of each training image."""
         return np.array([image.source for image in self.training], dtype=np.int64)

@@ -21,18 +21,13 @@ SPLIT_NAMES = frozenset(("train", "val", "test", *_OTHER_NAMES))
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """An image in a tar file.
-
-    Attributes:
-        offset, size: Where its bytes begin and how many there are.
-        changed: When the tar file was changed, in nanoseconds.
-    """
+    """An image in a tar file."""
 
     tar: Path
     member: str
-    offset: int
-    size: int
-    changed: int
+    offset: int  # where its bytes begin
+    size: int  # how many bytes there are
+    changed: int  # when the tar file was changed, in nanoseconds
 
     def __str__(self) -> str:
         return f"{self.tar}::{self.member}"
@@ -53,40 +48,26 @@ ImagePath: TypeAlias = Path | TarMember
 
 @dataclass(frozen=True)
 class CaptionedImage:
-    """An image file with its captions.
+    """An image file with its captions."""
 
-    Args:
-        path: The file, which may be missing, or its place in a tar file.
-        captions: Texts with every run of white space made one space.
-        image_id: Its id in COCO results, distinct within a source.
-        source: Index of the source that it is from, where a run reads several.
-    """
-
-    path: ImagePath
-    captions: tuple[str, ...]
-    image_id: int | str
-    source: int = 0
+    path: ImagePath  # the file, which may be missing, or its place in a tar file
+    captions: tuple[str, ...]  # with every run of white space made one space
+    image_id: int | str  # in COCO results; distinct within a source
+    source: int = 0  # index of the source that it is from, where a run reads several
 
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a split, each list in the order of its file.
+    """The images of a split, each list in the order of its file."""
 
-    Args:
-        images: Images on disk that have captions.
-        missing: Files that are not on disk.
-        uncaptioned: Images on disk without captions, as all of COCO's test split are.
-        wordless: Texts that are no captions, each with its image.
-        problems: Sentences about what the data set's files hold and cannot be used.
-        markers: What nearly all captions begin or end with, in words.
-    """
-
-    images: list[CaptionedImage]
-    missing: list[ImagePath]
+    images: list[CaptionedImage]  # on disk and with captions
+    missing: list[ImagePath]  # files that are not on disk
+    # On disk and without captions, as all of COCO's test split are.
     uncaptioned: list[CaptionedImage] = field(default_factory=list)
+    # Texts that are no captions, each with its image.
     wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
-    problems: Sequence[str] = field(default=(), compare=False)
-    markers: str = field(default="", compare=False)
+    problems: Sequence[str] = field(default=(), compare=False)  # sentences on what cannot be used
+    markers: str = field(default="", compare=False)  # what nearly all captions begin or end with
 
     def left_out(self, name: str) -> list[str]:
         """Return a sentence for each kind of thing in the split `name` that is of no use."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from captioner.data.vocabulary import UNSPACED, Tokenizer, WordTokenizer, is_mark, is_unspaced
+from captioner.data.vocabulary import UNSPACED, Tokenizer, is_mark, is_unspaced
 from captioner.errors import needs_extra
 
 _BETWEEN_UNSPACED = re.compile(rf"([{UNSPACED}][^\w\s]*) (?=[{UNSPACED}])")
@@ -20,7 +20,7 @@ _SUBWORDS = 8000
 _LONGEST, _LONGEST_UNSPACED = 16, 4
 
 
-class CharacterTokenizer(WordTokenizer):
+class CharacterTokenizer(Tokenizer):
     """Characters, with their marks, for scripts without spaces between words; words for others.
 
     >>> CharacterTokenizer().split("一只 Red 狗。")
@@ -53,7 +53,7 @@ def unspaced_runs(texts: Iterable[str]) -> str | None:
         if text.isascii():
             tokens += len(text.split())
             continue
-        words = WordTokenizer().split(text)
+        words = Tokenizer().split(text)
         tokens += len(words)
         runs += sum(_RUN_OF_UNSPACED.search(word) is not None for word in words)
     if runs <= _MAX_UNSPACED_SHARE * tokens:
@@ -64,7 +64,7 @@ def unspaced_runs(texts: Iterable[str]) -> str | None:
     )
 
 
-class SubwordTokenizer(WordTokenizer):
+class SubwordTokenizer(Tokenizer):
     """Byte pair encoding (Sennrich et al., 2016) of the text's words, by the package `tokenizers`.
 
     A token that begins a word starts with "▁".
@@ -109,7 +109,7 @@ class SubwordTokenizer(WordTokenizer):
             special_tokens=[_UNKNOWN],
             show_progress=False,
         )
-        encoder.train_from_iterator(map(" ".join, map(WordTokenizer().split, captions)), trainer)
+        encoder.train_from_iterator(map(" ".join, map(Tokenizer().split, captions)), trainer)
         return SubwordTokenizer(encoder.to_str())
 
     def settings(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -28,20 +27,30 @@ UNSPACED = (
 )
 
 
-class Tokenizer(ABC):
-    """Splits captions into tokens and joins tokens into text; `captioner.registry` lists them.
+class Tokenizer:
+    """Splits captions into tokens and joins tokens into text: lower-case words, unless overridden.
+
+    Words are runs of letters and digits, with their marks, of the text in NFKC. Apostrophes and
+    hyphens inside a word stay; all other punctuation goes, as in the scorers.
 
     Attributes:
         name: Its name in recipes.
         is_learned: Whether tokens are learned from captions; then none of them is too rare to keep.
+
+    >>> Tokenizer().split("A man's t-shirt, \\"RED\\" & blue.")
+    ['a', "man's", 't-shirt', 'red', 'blue']
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "words"
     is_learned: ClassVar[bool] = False
 
-    @abstractmethod
     def split(self, text: str) -> list[str]:
         """Split a text into tokens; a text without any gives an empty list."""
+        text = unicodedata.normalize("NFKC", text).lower().replace("’", "'")
+        shape = text
+        if not text.isascii():
+            shape = "".join(_MARK if is_mark(character) else character for character in text)
+        return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
 
     def join(self, tokens: Sequence[str]) -> str:
         """Join tokens into the text that users read."""
@@ -68,29 +77,10 @@ class Tokenizer(ABC):
         path.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
 
 
-class WordTokenizer(Tokenizer):
-    """Lower-case words: runs of letters and digits, with their marks, of the text in NFKC.
-
-    Apostrophes and hyphens inside a word stay; all other punctuation goes, as in the scorers.
-
-    >>> WordTokenizer().split("A man's t-shirt, \\"RED\\" & blue.")
-    ['a', "man's", 't-shirt', 'red', 'blue']
-    """
-
-    name = "words"
-
-    def split(self, text: str) -> list[str]:
-        text = unicodedata.normalize("NFKC", text).lower().replace("’", "'")
-        shape = text
-        if not text.isascii():
-            shape = "".join(_MARK if is_mark(character) else character for character in text)
-        return [text[slice(*match.span())] for match in _WORD.finditer(shape)]
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Build the tokenizer that a `tokenizer.json` names; without the file, `words`."""
     if not path.exists():
-        return WordTokenizer()
+        return Tokenizer()
     content = json.loads(path.read_text(encoding="utf-8"))
     return TOKENIZERS[content.pop("tokenizer")](**content)
 
@@ -119,7 +109,7 @@ class Vocabulary:
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer | None = None) -> None:
-        self.tokenizer = tokenizer or WordTokenizer()
+        self.tokenizer = tokenizer or Tokenizer()
         self.tokens = [*SPECIAL_TOKENS, *words]
         self._index = {token: index for index, token in enumerate(self.tokens)}
 
@@ -147,7 +137,7 @@ class Vocabulary:
 
         Only the `max_size` most frequent words are kept; None keeps all.
         """
-        tokenizer = tokenizer or WordTokenizer()
+        tokenizer = tokenizer or Tokenizer()
         counts = Counter(word for caption in captions for word in tokenizer.split(caption))
         # A learned tokenizer has a token of its own for letters that it does not know.
         kept = [w for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS]

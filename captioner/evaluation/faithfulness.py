@@ -54,7 +54,7 @@ class ReplacedSelect(nn.Module):
                     self.first = one_hot(own.cells, scores.shape[-1]).to(scores)
             weights = self.first
         # Scores whose softmax these weights are: the stage then takes the expectation over them.
-        as_scores = weights.log() * self.select.temperature
+        as_scores = weights.log() * self.select.config.temperature
         with hard_attention_mode("expectation"):
             return self.select(as_scores, *arguments)
 

@@ -121,27 +121,16 @@ def unwritable(*, may_end: bool) -> list[int]:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One caption as tokens, with the attention of each of its T words.
+    """One caption as tokens, with the attention of each of its T words."""
 
-    Attributes:
-        tokens: Word indices, without start and end.
-        log_probs: float32 [T], in nats.
-        end_log_prob: Log-probability of the end token; None when cut off at `max_words`.
-        maps: float32 [T, L], attention over the grid cells.
-        beta: float32 [T] or None.
-        cells: int [T] ([T, heads]) or None.
-        score: Rank in the search: total log-probability / length ** length_penalty.
-        heads: float32 [T, layers, heads, L], where there are several, or None.
-    """
-
-    tokens: list[int]
-    log_probs: np.ndarray
-    end_log_prob: float | None
-    maps: np.ndarray
-    beta: np.ndarray | None
-    cells: np.ndarray | None
-    score: float
-    heads: np.ndarray | None = None
+    tokens: list[int]  # word indices, without start and end
+    log_probs: np.ndarray  # float32 [T], in nats
+    end_log_prob: float | None  # of the end token; None when cut off at `max_words`
+    maps: np.ndarray  # float32 [T, L], attention over the grid cells
+    beta: np.ndarray | None  # float32 [T]
+    cells: np.ndarray | None  # int [T] ([T, heads])
+    score: float  # rank in the search: total log-probability / length ** length_penalty
+    heads: np.ndarray | None = None  # float32 [T, layers, heads, L], where there are several
 
 
 def search(

@@ -17,13 +17,13 @@ from captioner.config import (
 )
 from captioner.config.validation import validate
 from captioner.errors import ConfigError
-from captioner.models.attention.attention import Attention, HeadValues
+from captioner.models.attention.attention import Attention
 from captioner.models.attention.self_attention import GridSelfAttention
 from captioner.models.backbones.backbone import build_backbone
 from captioner.models.backbones.sources import set_drop_path
 from captioner.models.decoders.base import Decoder
 from captioner.models.model import CaptionModel, Encoder
-from captioner.registry import DECODERS, SCORES, SELECTS, WINDOWS
+from captioner.registry import DECODERS
 
 ModelConfigT = TypeVar("ModelConfigT", bound=ModelConfig)
 
@@ -77,49 +77,9 @@ def build_encoder(
             raise ConfigError(
                 f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
             )
-        self_attention = GridSelfAttention(
-            dim=dim,
-            layers=config.self_attention_layers,
-            heads=heads,
-            feedforward_dim=2 * dim,
-            dropout=config.dropout,
-        )
-    return Encoder(
-        backbone,
-        trainable_from=config.trainable_from,
-        batch_norm=config.batch_norm,
-        project_dim=config.project_dim,
-        dropout=config.dropout,
-        self_attention=self_attention,
-    )
-
-
-def build_attention(
-    config: AttentionConfig,
-    *,
-    query_dim: int,
-    feature_dim: int,
-    cells: int | None = None,
-    context_dim: int | None = None,
-) -> Attention:
-    """Build the three stages that the settings name; `context_dim` None leaves contexts at D."""
-    more = {"cells": cells} if config.score == "location" else {}
-    score = SCORES[config.score](config, query_dim=query_dim, feature_dim=feature_dim, **more)
-    window = WINDOWS[config.window](config, query_dim=query_dim)
-    select = SELECTS[config.select](config)
-    values, heads = None, config.heads
-    if heads > 1 or context_dim is not None:
-        require_divisor("attention.heads", heads, feature_dim, "D, the size of a cell's vector,")
-        context_dim = context_dim or feature_dim
-        values = HeadValues(feature_dim=feature_dim, context_dim=context_dim, heads=heads)
-    return Attention(
-        score,
-        window,
-        select,
-        values=values,
-        local=config.values == "local",
-        key_smoothing=config.key_smoothing,
-    )
+        layers = config.self_attention_layers
+        self_attention = GridSelfAttention(dim, layers, heads, dropout=config.dropout)
+    return Encoder(backbone, config, self_attention)
 
 
 def build_decoder(
@@ -132,7 +92,7 @@ def build_decoder(
 ) -> Decoder:
     """Build the decoder that the settings name, with its attention."""
     sizes: Any = {"query_dim": config.hidden_dim, "feature_dim": feature_dim, "cells": cells}
-    attend = partial(build_attention, attention, **sizes)
+    attend = partial(Attention, attention, **sizes)
     return DECODERS[config.kind](
         config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
     )

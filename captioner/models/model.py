@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
+from captioner.config import EncoderConfig
 from captioner.data.batch import Batch
 from captioner.models.attention.self_attention import GridSelfAttention
 from captioner.models.backbones.backbone import Backbone
@@ -19,12 +18,7 @@ class Encoder(nn.Module):
     """A pretrained CNN, frozen or fine-tuned from a stage on: annotation vectors (section 3.1.1).
 
     The output of the backbone's frozen stages, `frozen_features`, never changes and may be cached.
-
-    Args:
-        trainable_from: First stage to fine-tune; None freezes all.
-        batch_norm: Fine-tuned stages use the running statistics (`frozen`; scale and shift are
-            still learned) or the batch's, and update them (`train`).
-        project_dim: Size D of a learned projection; None uses the backbone's channels.
+    Where `batch_norm` is frozen, scale and shift of the fine-tuned stages are still learned.
     """
 
     is_folded = False  # an engine's copy is, whose batch norms are in its convolutions
@@ -32,25 +26,21 @@ class Encoder(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        *,
-        trainable_from: str | None = None,
-        batch_norm: Literal["frozen", "train"] = "frozen",
-        project_dim: int | None = None,
-        dropout: float = 0.0,
+        config: EncoderConfig,
         self_attention: GridSelfAttention | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.batch_norm = batch_norm
-        self.frozen_stages = backbone.freeze_before(trainable_from)
-        self.dim = project_dim or backbone.channels
+        self.batch_norm = config.batch_norm
+        self.frozen_stages = backbone.freeze_before(config.trainable_from)
+        self.dim = config.project_dim or backbone.channels
         self.project: nn.Module = nn.Identity()
-        if project_dim:
+        if config.project_dim:
             self.project = nn.Sequential(
-                nn.Linear(backbone.channels, project_dim),
-                nn.LayerNorm(project_dim),
+                nn.Linear(backbone.channels, self.dim),
+                nn.LayerNorm(self.dim),
                 nn.ReLU(),
-                nn.Dropout(dropout),
+                nn.Dropout(config.dropout),
             )
         self.self_attention = self_attention
 

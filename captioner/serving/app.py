@@ -238,7 +238,8 @@ class Service:
 
         async def work(photo: Photo) -> dict[str, Any]:
             image, _ = await self._decode(photo, captioner)
-            caption = await self._score(captioner, options.caption, options, image)
+            score = partial(captioner.score, image, options.caption, at_test=options.at_test)
+            caption = await self.batcher.run_alone(score)
             return {
                 "model": name,
                 "caption": caption.to_dict(maps=options.maps),
@@ -259,7 +260,8 @@ class Service:
         with self._deadline():
             image, content = await self._decode(photos[0], captioner)
             if options.caption is not None:
-                caption = await self._score(captioner, options.caption, options, image)
+                score = partial(captioner.score, image, options.caption, at_test=options.at_test)
+                caption = await self.batcher.run_alone(score)
             else:
                 (caption,) = await self._caption(name, search, image)
             # The photo is decoded again to draw on, because many that wait would fill the memory.
@@ -351,13 +353,6 @@ class Service:
         if search.sample or search.seed is not None:
             return (await self.batcher.run_alone(lambda: caption_images([image])))[0]
         return await self.batcher.submit((name, search), caption_images, image)
-
-    async def _score(
-        self, captioner: Captioner, text: str, options: ImageOptions, image: ImageInput
-    ) -> Caption:
-        return await self.batcher.run_alone(
-            lambda: captioner.score(image, text, at_test=options.at_test)
-        )
 
 
 def _check_words(captioner: Captioner, text: str, most: int) -> list[str]:

@@ -21,16 +21,10 @@ from captioner.runtime.device import at_least_float32
 
 @dataclass(frozen=True)
 class TeacherTargets:
-    """Mean predictions of the teachers for a batch's captions.
+    """Mean predictions of the teachers for a batch's captions."""
 
-    Args:
-        probs: [M, V], probabilities of the words, packed by step (`pack_by_step`).
-        maps: [N, T, L], the mean of their attention, zero where a caption has ended; None where
-            it is not asked for.
-    """
-
-    probs: Tensor
-    maps: Tensor | None = None
+    probs: Tensor  # [M, V], of the words, packed by step (`pack_by_step`)
+    maps: Tensor | None = None  # [N, T, L], zero where a caption has ended; None: not asked for
 
     def repeated(self, times: int) -> TeacherTargets:
         """Return the targets of captions that are each repeated `times` times in a row."""

@@ -150,11 +150,9 @@ def model_card(config: Config, figures: dict[str, Any], digests: Mapping[str, st
 
 def _splits(config: Config, key: str) -> str:
     """Name the splits of all sources: `key` is `train_split` or `val_split`."""
-    splits = (
-        (
-            getattr(source, key),
-            Path(source.root).absolute().name if source.name == "source" else source.name,
-        )
-        for source in data_sources(config.data)
-    )
-    return " and ".join(f"split {split} of {name}" for split, name in splits if split is not None)
+    parts = []
+    for source in data_sources(config.data):
+        name = Path(source.root).absolute().name if source.name == "source" else source.name
+        if (split := getattr(source, key)) is not None:
+            parts.append(f"split {split} of {name}")
+    return " and ".join(parts)

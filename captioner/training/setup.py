@@ -36,11 +36,7 @@ KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare wo
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that the training loop works with.
-
-    Args:
-        data_digests: Hashes by name that tell these captions from others, wherever they lie.
-    """
+    """Everything that the training loop works with."""
 
     config: Config
     vocabulary: Vocabulary
@@ -48,7 +44,7 @@ class Setup:
     dataset: CaptionDataset
     batches: CaptionBatches
     validation: ValidationData
-    data_digests: dict[str, str]
+    data_digests: dict[str, str]  # tell these captions from others, wherever they lie
 
 
 def prepare(config: Config, device: torch.device, checkpoint: Path | None = None) -> Setup:
@@ -77,7 +73,8 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     if checkpoint is not None:
         vocabulary = load_vocabulary(checkpoint)
     else:
-        vocabulary = build_vocabulary(config, images.captions, start)
+        texts = [text for image in images.training for text in image.captions]
+        vocabulary = build_vocabulary(config, texts, start)
     torch.manual_seed(config.train.seed)
     model = build_model(config, len(vocabulary))
     # Weights are loaded before the cache is filled with what the frozen ones compute.

@@ -38,18 +38,12 @@ FROZEN_CHANGE = 0.01  # total variation distance between neighbouring words
 
 @dataclass(frozen=True)
 class ValidationData:
-    """The images of a validation, and how they are read.
+    """The images of a validation, and how they are read."""
 
-    Args:
-        sources: Images by the name of their source; ids are distinct among all.
-        cache: Features of the images, read instead of the images.
-        decisive_source: Source whose metrics stand without a prefix; None takes the mean.
-    """
-
-    sources: dict[str, list[CaptionedImage]]
+    sources: dict[str, list[CaptionedImage]]  # by name; image ids are distinct among all
     transform: ImageTransform
-    cache: FeatureCache | None = None
-    decisive_source: str | None = None
+    cache: FeatureCache | None = None  # features, read instead of the images
+    decisive_source: str | None = None  # whose metrics stand without a prefix; None: their mean
 
     @property
     def images(self) -> list[CaptionedImage]:
@@ -64,15 +58,13 @@ class Validation:
     Args:
         figures: Metrics and statistics by name. With several sources, `SOURCE/METRIC` for each and
             METRIC for what decides: their mean, or that of the decisive source.
-        hypotheses: Search result of each readable image.
-        unreadable: Paths of the other images, and why they cannot be read.
     """
 
     figures: dict[str, float]
     captions: dict[int | str, str]
-    hypotheses: dict[int | str, Hypothesis]
+    hypotheses: dict[int | str, Hypothesis]  # of each readable image
     grid_shape: tuple[int, int]
-    unreadable: list[tuple[str, str]]
+    unreadable: list[tuple[str, str]]  # paths of the other images, and why
 
 
 def validation_decoding(config: Config) -> DecodingConfig:

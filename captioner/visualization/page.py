@@ -123,14 +123,15 @@ def report_example(
 
 
 def viewer_script() -> str:
-    """Return the viewer with its style sheet and the tables that it paints by."""
-    tables = _painting_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
+    """Return the viewer with its style sheet, and what it paints by: tables, constants of style."""
+    tables = {name: value for name, value in vars(styles).items() if name.isupper()}
+    tables |= _painting_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
     text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
     return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
 
 
 def _painting_tables() -> dict[str, Any]:
-    """Return all that the viewer paints by, as plain values for JSON."""
+    """Return what each style lays over what, as plain values for JSON."""
     colours: dict[str, str] = {
         name: bytes(styles.colour_table(name)).hex() for name in styles.COLOUR_MAPS
     }
@@ -145,32 +146,8 @@ def _painting_tables() -> dict[str, Any]:
             "above": above,  # a key of `colours`, "map" the chosen one; None: the photo itself
             "alpha": [round(float(value), 4) for value in paint.alpha],
             "lines": paint.lines,
-            "opacity": styles.DEFAULT_OPACITY[kind],
         }
-    return {
-        "styles": painted,
-        "colours": colours,
-        "colourMaps": styles.COLOUR_MAPS,
-        "scale": {"low": styles.SCALE_LOW, "octaves": styles.OCTAVES, "ticks": styles.SCALE_TICKS},
-        "lines": {
-            "levels": styles.LINES,
-            "colour": styles.LINE_COLOUR,
-            "least": styles.MIN_LINE_PX,
-        },
-        "casing": {"colour": styles.CASING_COLOUR, "opacity": styles.CASING_OPACITY},
-        "lifted": {"slope": styles.LIFTED_SLOPE, "offset": styles.LIFTED_OFFSET},
-        "pathColours": styles.PATH_COLOURS,
-        "peakMarkedFrom": styles.PEAK_MARKED_FROM,
-        "marks": {
-            "inPicture": styles.MARKS_IN_PICTURE,
-            "inCell": styles.MARKS_IN_CELL,
-            "rimsInMark": styles.RIMS_IN_MARK,
-        },
-        "legendPhoto": styles.LEGEND_PHOTO,
-        "legendPlain": styles.LEGEND_PLAIN,
-        "flatBelow": styles.FLAT_BELOW,
-        "unsureProbability": styles.UNSURE_PROBABILITY,
-    }
+    return {"styles": painted, "colours": colours}
 
 
 def _explorable(

@@ -9,8 +9,8 @@
 
    `viewer.ready` is a promise of the painted image; `viewer.show(index)` chooses a word, null none.
    A plain script without dependencies, inline handlers or style attributes. What each style lays
-   over what, the scale, the lines and the marks are tables that Python computes (style.py) and
-   `viewer_script` puts in front of this file; a test compares the pixels of both. */
+   over what is a table that Python computes; this and the constants of style.py, by their names,
+   are what `viewer_script` puts in front of this file; a test compares the pixels of both. */
 (function () {
   "use strict";
 
@@ -107,7 +107,7 @@
 
   /** Where an attention stands on the scale, 0 to 1. */
   function positionOf(heat) {
-    const { low, octaves } = TABLES.scale;
+    const { SCALE_LOW: low, OCTAVES: octaves } = TABLES;
     return Math.min(Math.max(Math.log2(Math.max(heat, low) / low) / octaves, 0), 1);
   }
 
@@ -116,7 +116,7 @@
   }
 
   function opacityOf(display) {
-    return display.opacity === null ? TABLES.styles[display.style].opacity : display.opacity;
+    return display.opacity === null ? TABLES.DEFAULT_OPACITY[display.style] : display.opacity;
   }
 
   /** How strongly the upper layer covers the lower, 0 to 255 by level of attention. */
@@ -141,7 +141,7 @@
   }
 
   function linesOf({ style, threshold }) {
-    return TABLES.styles[style].lines ? TABLES.lines.levels.filter(([heat]) => heat >= threshold) : [];
+    return TABLES.styles[style].lines ? TABLES.LINES.filter(([heat]) => heat >= threshold) : [];
   }
 
   function rgbOf(colour) {
@@ -166,7 +166,7 @@
       context.globalCompositeOperation = "source-over";
     }
     if (base === "lifted") {
-      const { slope, offset } = TABLES.lifted;
+      const { LIFTED_SLOPE: slope, LIFTED_OFFSET: offset } = TABLES;
       const grey = Math.round(offset / (1 - slope));
       context.fillStyle = `rgba(${grey}, ${grey}, ${grey}, ${1 - slope})`;
       context.fillRect(0, 0, width, height);
@@ -197,13 +197,13 @@
 
   /** Lines of equal attention on their dark seams, into an RGBA array. */
   function coverLines(out, heat, width, height, lines) {
-    const octaves = heat.map((value) => positionOf(value) * TABLES.scale.octaves - 1);
+    const octaves = heat.map((value) => positionOf(value) * TABLES.OCTAVES - 1);
     const unit = Math.sqrt(width * height) / 200;
     const seam = Math.max(0.8, 0.6 * unit);
     const halves = new Map(lines.map(([value, wide]) =>
-      [Math.round(Math.log2(value)), Math.max(wide * unit, TABLES.lines.least) / 2]));
+      [Math.round(Math.log2(value)), Math.max(wide * unit, TABLES.MIN_LINE_PX) / 2]));
     const [first, last] = [Math.min(...halves.keys()), Math.max(...halves.keys())];
-    const [line, dark] = [rgbOf(TABLES.lines.colour), rgbOf(TABLES.casing.colour)];
+    const [line, dark] = [rgbOf(TABLES.LINE_COLOUR), rgbOf(TABLES.CASING_COLOUR)];
     for (let y = 0; y < height; y++) {
       const above = Math.max(y - 1, 0) * width;
       const below = Math.min(y + 1, height - 1) * width;
@@ -217,7 +217,7 @@
         const covered = halves.get(nearest) + 0.5 - away;
         if (covered + seam <= 0) continue;
         const ink = Math.min(Math.max(covered, 0), 1);
-        const under = Math.min(covered + seam, 1) * TABLES.casing.opacity * (1 - ink);
+        const under = Math.min(covered + seam, 1) * TABLES.CASING_OPACITY * (1 - ink);
         const o = 4 * i;
         for (let k = 0; k < 3; k++)
           out[o + k] = (ink * line[k] + under * dark[k]) / (ink + under) + 0.5;
@@ -242,7 +242,7 @@
   /** The cells of a map's peaks, highest first: see peaks in overlay.py. */
   function peaksOf(map) {
     const [rows, columns] = [map.length, map[0].length];
-    const enough = Math.max(TABLES.peakMarkedFrom / (rows * columns), Math.max(...map.flat()) / 2);
+    const enough = Math.max(TABLES.PEAK_MARKED_FROM / (rows * columns), Math.max(...map.flat()) / 2);
     const found = [];
     map.forEach((line, row) => line.forEach((value, column) => {
       if (value < enough) return;
@@ -263,7 +263,7 @@
       const [x0, y0, x1, y1] = boxOf(cell).map(Math.round);
       return [Math.floor((x0 + x1) / 2), Math.floor((y0 + y1) / 2)];
     };
-    const { inPicture, inCell, rimsInMark } = TABLES.marks;
+    const { MARKS_IN_PICTURE: inPicture, MARKS_IN_CELL: inCell, RIMS_IN_MARK: rimsInMark } = TABLES;
     const [left, top, right, bottom] = boxOf(0);
     const unit = Math.min(Math.max(canvas.width, canvas.height) / inPicture,
       Math.min(right - left, bottom - top) / inCell);
@@ -298,9 +298,9 @@
 
   /** Sampled paths up to a word, from a ring to a dot. */
   function drawPaths(context, paths, index, centreOf, line, rim) {
-    const shown = paths.slice(0, TABLES.pathColours.length);
+    const shown = paths.slice(0, TABLES.PATH_COLOURS.length);
     shown.forEach((path, number) => {
-      const colour = TABLES.pathColours[number];
+      const colour = TABLES.PATH_COLOURS[number];
       const apart = Math.round((number - (shown.length - 1) / 2) * 2 * line);
       const places = path.slice(0, index + 1).map((cell) =>
         centreOf(cell).map((value) => value + apart));
@@ -341,7 +341,7 @@
   /** Where a map is highest on the photo, for those who do not see it. */
   function whereabouts(map, geometry) {
     const peak = peakOf(map);
-    if (peak < TABLES.flatBelow) return "attention spread over the photo";
+    if (peak < TABLES.FLAT_BELOW) return "attention spread over the photo";
     const best = map.flat().indexOf(Math.max(...map.flat()));
     const size = { width: 3, height: 3 };
     const [x0, y0, x1, y1] = cellBox(best, geometry, map.length, map[0].length, size);
@@ -371,7 +371,7 @@
           ? notes.below.replace("{threshold}", digits(threshold)) : ""));
     }
     const highest = Math.max(...maps.map(peakOf));
-    if (words.length && highest < TABLES.flatBelow) {
+    if (words.length && highest < TABLES.FLAT_BELOW) {
       warning = true;
       parts.push(notes.flat.replace("{value}", highest.toFixed(1)));
     }
@@ -381,13 +381,13 @@
   /** The marks on the photo with their meanings: see sign_key in sheet.py. */
   function marksOf({ maps, cells, paths }) {
     const marks = [];
-    if (!cells && maps.some((map) => peakOf(map) >= TABLES.peakMarkedFrom))
+    if (!cells && maps.some((map) => peakOf(map) >= TABLES.PEAK_MARKED_FROM))
       marks.push(["+", TABLES.key.peak]);
     if (cells)
       marks.push(["□", TABLES.key.cell]);
     if (paths)
       marks.push(["○●", TABLES.key.paths.replace("{count}", paths.length)
-        .replace("{shown}", Math.min(paths.length, TABLES.pathColours.length))]);
+        .replace("{shown}", Math.min(paths.length, TABLES.PATH_COLOURS.length))]);
     return marks;
   }
 
@@ -570,8 +570,8 @@
       this.play.type = "button";
       this.play.addEventListener("click", () => this._play(this.timer === null));
       this.opacity = this._range("Strength", 1, 0.01, (v) => `${Math.round(100 * v)} %`, "opacity");
-      this.threshold = this._range("Threshold", 2 ** TABLES.scale.octaves * TABLES.scale.low, 0.1, (v) => `${v} ×`, "threshold");
-      this.colours = choice("Colours", TABLES.colourMaps.map((name) => [name, name]),
+      this.threshold = this._range("Threshold", 2 ** TABLES.OCTAVES * TABLES.SCALE_LOW, 0.1, (v) => `${v} ×`, "threshold");
+      this.colours = choice("Colours", TABLES.COLOUR_MAPS.map((name) => [name, name]),
         this.display.colourMap, (v) => set("colourMap", v));
       this.controls.append(
         choice("Show as", Object.entries(STYLES), this.display.style, (v) => {
@@ -665,7 +665,7 @@
           bar.title = `${NAMES[name]} ${share(value)}`;
           button.append(bar);
         }
-        const unsure = values[0][1] < TABLES.unsureProbability;
+        const unsure = values[0][1] < TABLES.UNSURE_PROBABILITY;
         button.firstChild.classList.toggle("cv-unsure", unsure);
         const figures = values.map(([name, value]) => `${NAMES[name]} ${share(value)}`).join(", ");
         button.setAttribute("aria-label",
@@ -701,16 +701,16 @@
     }
 
     _drawLegend() {
-      const { low, octaves, ticks } = TABLES.scale;
+      const { SCALE_LOW: low, OCTAVES: octaves, SCALE_TICKS: ticks } = TABLES;
       const [width, height] = [512, 24];
       const context = surface(width, height);
       const ramp = context.canvas;
       ramp.className = "cv-ramp";
       const colours = upperColours(this.display);
       const alpha = alphaTable(this.display);
-      const photo = this.display.style === "contour" ? TABLES.legendPlain : TABLES.legendPhoto;
+      const photo = this.display.style === "contour" ? TABLES.LEGEND_PLAIN : TABLES.LEGEND_PHOTO;
       const { base } = TABLES.styles[this.display.style];
-      const { slope, offset } = TABLES.lifted;
+      const { LIFTED_SLOPE: slope, LIFTED_OFFSET: offset } = TABLES;
       const grey = 0.299 * photo[0] + 0.587 * photo[1] + 0.114 * photo[2];
       const below = { photo, grey: [grey, grey, grey],
         lifted: [0, 0, 0].map(() => slope * grey + offset) }[base];
@@ -724,7 +724,7 @@
       for (const [heat, thick] of linesOf(this.display)) {
         const wide = Math.round(thick * height / 7);
         const left = Math.round((width - 1) * positionOf(heat) - wide / 2);
-        for (const [colour, grown] of [[TABLES.casing.colour, 2], [TABLES.lines.colour, 0]]) {
+        for (const [colour, grown] of [[TABLES.CASING_COLOUR, 2], [TABLES.LINE_COLOUR, 0]]) {
           context.fillStyle = colour;
           context.fillRect(left - grown, 0, wide + 2 * grown, height);
         }

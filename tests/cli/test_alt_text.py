@@ -18,7 +18,6 @@ from captioner.cli.alt_text import (
     save_sidecar,
     table_row,
 )
-from captioner.data.layouts import read_split
 from captioner.errors import CaptionerError
 
 PAGE = '<img src="photos/one.jpg"><img src="photos/two.png" alt=""><img src="x" alt="mine">'
@@ -111,7 +110,7 @@ def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder:
         tiny.photo(number)[0].save(folder / name)
     outcome = caption("photos", "--write", "csv", "--output", "out/deeper", "--json")
     assert outcome.code == 0, outcome.stderr
-    split = read_split(
+    split = tiny.read_split(
         format="table", root=str(folder.parent / "out/deeper/captions.csv"), split="all"
     )
     assert not split.missing

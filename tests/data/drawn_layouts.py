@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import tiny
 
-from captioner.data.layouts import read_split
 from captioner.errors import DataError
 
 PHOTOS = 12
@@ -23,7 +22,7 @@ SPLITS = ["train"] * 8 + ["val"] * 2 + ["test"] * 2
 def sentence(**data: object) -> str:
     """The message of the DataError that reading ends with: one sentence on one line."""
     with pytest.raises(DataError) as caught:
-        read_split(**{"split": "train", **data})
+        tiny.read_split(**{"split": "train", **data})
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny import read_split
 
 from captioner.data.checks import Markers, caption_findings
-from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage, Split
-from captioner.data.vocabulary import WordTokenizer
+from captioner.data.vocabulary import Tokenizer
 
 CAPTIONS = ["a dog runs", "two cats: one sleeps", "The man looks up", "a red <b>bus</b>"]
 
@@ -17,7 +17,7 @@ CAPTIONS = ["a dog runs", "two cats: one sleeps", "The man looks up", "a red <b>
 def findings(*captions: tuple[str, ...], max_words: int | None = 25) -> list[str]:
     images = [CaptionedImage(Path(f"{n}.jpg"), texts, n) for n, texts in enumerate(captions)]
     markers = Markers.of(text for texts in captions for text in texts)
-    return caption_findings(Split(images, [], markers=str(markers)), WordTokenizer(), max_words)
+    return caption_findings(Split(images, [], markers=str(markers)), Tokenizer(), max_words)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_markers_are_removed_when_asked_for_and_reported_otherwise(tmp_path: Pat
         (tmp_path / f"{n}.jpg").touch()
     rows = "".join(f"{n}.jpg,startseq a dog {n} endseq\n" for n in range(3))
     (tmp_path / "t.csv").write_text("image,caption\n" + rows)
-    (sentence,) = caption_findings(read_split(root=tmp_path, split="all"), WordTokenizer(), 25)
+    (sentence,) = caption_findings(read_split(root=tmp_path, split="all"), Tokenizer(), 25)
     assert "begin with 'startseq' and end with 'endseq'" in sentence
     assert "data.strip_markers" in sentence
     stripped = read_split(root=tmp_path, split="all", strip_markers=True)
     assert [i.captions for i in stripped.images] == [(f"a dog {n}",) for n in range(3)]
-    assert caption_findings(stripped, WordTokenizer(), 25) == []
+    assert caption_findings(stripped, Tokenizer(), 25) == []
 
 
 @pytest.mark.parametrize(

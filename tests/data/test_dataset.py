@@ -14,12 +14,11 @@ from captioner.config import ResizeMode
 from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, EncodedCaptions, encode_captions
 from captioner.data.images import open_image
-from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
-from captioner.data.vocabulary import Vocabulary, WordTokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary
 
-tokenize = WordTokenizer().split
+tokenize = Tokenizer().split
 MODES = ["photo", "length"]
 VOCABULARY = Vocabulary(tiny.WORDS)
 AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
@@ -45,13 +44,13 @@ def dataset(photos: list[CaptionedImage], *, seed: int = 3, augment: bool = True
 
 @pytest.fixture(scope="session")
 def photos(drawn_photos: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=drawn_photos, split="train").images
+    return tiny.read_split(format="table", root=drawn_photos, split="train").images
 
 
 @pytest.fixture
 def breakable(tmp_path: Path) -> list[CaptionedImage]:
     """Photos that a test may break."""
-    return read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
+    return tiny.read_split(format="table", root=tiny.draw_table(tmp_path), split="train").images
 
 
 def made_up(photos: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -15,11 +15,11 @@ import tiny
 import torch
 from torch import Tensor
 
+from captioner.config import EncoderConfig
 from captioner.data.augmentation import Augmentation
 from captioner.data.dataset import CaptionBatches, CaptionDataset, encode_captions
 from captioner.data.feature_cache import FeatureCache, build_feature_cache, crop_features
 from captioner.data.images import open_image
-from captioner.data.layouts import read_split
 from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
@@ -32,7 +32,7 @@ AUGMENTATION = Augmentation(flip=0.5, min_area=0.5, colour=0.3)
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
     torch.manual_seed(0)
-    return Encoder(build_backbone("timm/test_resnet", weights="none")).eval()
+    return Encoder(build_backbone("timm/test_resnet", weights="none"), EncoderConfig()).eval()
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
     photos[2].write_bytes(b"damaged")
-    captioned = read_split(format="table", root=photos[0].parent, split="train").images
+    captioned = tiny.read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder))
     captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
     data = CaptionDataset(captioned, captions, transform(), seed=1, cache=cache)
@@ -185,7 +185,7 @@ def test_the_dataset_takes_views_of_the_cache_by_seed_epoch_and_photo(
 def test_the_dataset_crops_cached_features_anew_each_epoch_and_alike_each_time(
     tmp_path: Path, photos: list[Path], encoder: Encoder
 ) -> None:
-    captioned = read_split(format="table", root=photos[0].parent, split="train").images
+    captioned = tiny.read_split(format="table", root=photos[0].parent, split="train").images
     cache = build(tmp_path / "cache", [photo.path for photo in captioned], Encode(encoder), views=1)
     captions = encode_captions(captioned, Vocabulary(tiny.WORDS), max_words=9)
 

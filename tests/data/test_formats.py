@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from drawn_layouts import sentence
+from tiny import read_split
 
-from captioner.data.layouts import CaptionedData, DataFiles, read_split
+from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.splits import CaptionedImage, Split
 
 DEEP = "[" * 100_000

@@ -11,11 +11,12 @@ from typing import Literal
 
 import pytest
 from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, sentence, write
+from tiny import read_split
 
 from captioner.cli import train
 from captioner.cli.check_data import check_data
 from captioner.config.settings import Config, DataConfig, SourceConfig
-from captioner.data.layouts import CaptionedData, DataFiles, read_split
+from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.sources import read_sources
 from captioner.data.splits import held_out_for_validation
 

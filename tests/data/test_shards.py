@@ -11,7 +11,6 @@ import tiny
 from cuts import Interrupted, interrupt
 from drawn_layouts import jpeg, tar
 
-from captioner.data.layouts import read_split
 from captioner.data.splits import Split
 from captioner.training import train
 
@@ -47,7 +46,7 @@ def test_training_from_shards_is_training_from_the_folder_though_it_is_resumed_w
 ) -> None:
     photos = tmp_path / "photos"
     for split in ("train", "val"):
-        from_shards, from_folder = (read_split(root=r, split=split) for r in (shards, photos))
+        from_shards, from_folder = (tiny.read_split(root=r, split=split) for r in (shards, photos))
         assert contents(from_shards) == contents(from_folder)
         assert [i.image_id for i in from_shards.images] == [i.path.stem for i in from_folder.images]
         assert [i.captions for i in from_shards.images] == [i.captions for i in from_folder.images]
@@ -74,7 +73,7 @@ def test_captions_are_those_of_the_json_else_of_the_text(tmp_path: Path) -> None
     members = {"a/1.jpg": jpeg(1), "a/1.json": b'{"caption": "a  disc", "key": "1"}',
                "2.JPG": jpeg(2), "2.txt": b"a square\n", "3.jpg": jpeg(3)}  # fmt: skip
     tar(tmp_path / "cc-7.tar", members)
-    found = read_split(root=tmp_path, split="all")
+    found = tiny.read_split(root=tmp_path, split="all")
     assert [(i.image_id, i.captions, i.path.name) for i in found.images] == [
         ("cc-7/a/1", ("a disc",), "1.jpg"),
         ("cc-7/2", ("a square",), "2.JPG"),

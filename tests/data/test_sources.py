@@ -71,7 +71,7 @@ def test_the_sources_are_joined_and_each_image_knows_its_own(two: DataConfig) ->
         ("first", 3),
         ("second", 3),
     ]
-    assert len(data.captions) == 20
+    assert sum(len(image.captions) for image in data.training) == 20
     assert [source.weight for source in data.sources] == [1.0, 2.0]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from captioner.data.tokenizers import CharacterTokenizer, unspaced_runs
-from captioner.data.vocabulary import Vocabulary, WordTokenizer, load_tokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary, load_tokenizer
 from captioner.registry import TOKENIZERS
 
 CHINESE = ["一只狗在草地上跑。", "两个人坐在桌子旁", "一个红色的苹果"]
@@ -75,7 +75,7 @@ def test_subwords_are_learned_saved_and_joined_again(
     for text in (*captions, new):
         tokens = loaded.split(text)
         assert tokens == fitted.split(text)
-        assert loaded.join(tokens) == " ".join(WordTokenizer().split(text))
+        assert loaded.join(tokens) == " ".join(Tokenizer().split(text))
         assert vocabulary.unknown not in vocabulary.encode(tokens) or text == new
     again = TOKENIZERS["subwords"]().fitted(captions, min_count=1, max_size=None)
     assert again.settings() == fitted.settings()  # nothing is drawn at random

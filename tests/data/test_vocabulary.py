@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from captioner.data.tokenizers import CharacterTokenizer
-from captioner.data.vocabulary import Tokenizer, Vocabulary, WordTokenizer, load_tokenizer
+from captioner.data.vocabulary import Tokenizer, Vocabulary, load_tokenizer
 from captioner.registry import TOKENIZERS
 
-tokenize = WordTokenizer().split
+tokenize = Tokenizer().split
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_every_tokenizer_comes_back_from_its_file_and_splits_what_it_joined(
     tmp_path: Path, name: str
 ) -> None:
     file = tmp_path / "tokenizer.json"
-    assert type(load_tokenizer(file)) is WordTokenizer, "without a file"
+    assert type(load_tokenizer(file)) is Tokenizer, "without a file"
     tokenizer: Tokenizer = TOKENIZERS[name]()
     assert tokenizer.name == name
     tokenizer.save(file)

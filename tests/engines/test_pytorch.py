@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from captioner.checkpoint_writer import save_model
-from captioner.config import ModelConfig
+from captioner.config import EncoderConfig, ModelConfig
 from captioner.data.vocabulary import Vocabulary
 from captioner.engines.pytorch import TorchEngine
 from captioner.errors import CheckpointError
@@ -21,7 +21,8 @@ from captioner.models.model import CaptionModel, Encoder
 def test_the_engine_s_copy_leaves_the_model_as_it_is_and_is_not_saved(tmp_path: Path) -> None:
     decoder: Any = nn.Dropout()
     model = CaptionModel(
-        Encoder(build_backbone("efficientnet_lite2"), trainable_from="blocks.5"), decoder
+        Encoder(build_backbone("efficientnet_lite2"), EncoderConfig(trainable_from="blocks.5")),
+        decoder,
     ).train()
     types, modes = zip(*((type(m), m.training) for m in model.modules()), strict=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -16,11 +16,8 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.attention.attention import (
-    AdditiveScore,
     Attention,
     Memory,
-    SoftSelect,
-    Window,
 )
 from captioner.models.decoders.base import Decoder
 from captioner.models.decoders.lstm import LSTMDecoder
@@ -35,11 +32,7 @@ L = ROWS * COLUMNS
 def random_decoder(seed: int, words: int = 6, end: float = 0.0, **settings: Any) -> LSTMDecoder:
     """With weights so large that words, maps and gates differ much; `end` favours ending."""
     torch.manual_seed(seed)
-    attention = Attention(
-        AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D),
-        Window(AttentionConfig(), query_dim=H),
-        SoftSelect(AttentionConfig()),
-    )
+    attention = Attention(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
     config = DecoderConfig(hidden_dim=H, embed_dim=7, **settings)
     decoder = LSTMDecoder(
         config, lambda _=None: attention, vocabulary_size=4 + words, feature_dim=D

@@ -16,7 +16,8 @@ from captioner.config import (
     ModelConfig,
     PreprocessConfig,
 )
-from captioner.models.build import build_attention, build_decoder, build_model
+from captioner.models.attention.attention import Attention
+from captioner.models.build import build_decoder, build_model
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
 
@@ -62,8 +63,8 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
             score=score_name, window=window, select=select, dim=6, heads=heads, radius=1.5, words=4
         )
         sizes: Any = {"query_dim": H, "feature_dim": D, "cells": L, "context_dim": context_dim}
-        contextual = loud(build_attention(config, **sizes))
-        local = build_attention(replace(config, values="local"), **sizes).double().eval()
+        contextual = loud(Attention(config, **sizes))
+        local = Attention(replace(config, values="local"), **sizes).double().eval()
         local.load_state_dict(contextual.state_dict())
         of_features = contextual.prepare(Grid(grid.features, ROWS, COLUMNS))
         of_local = contextual.prepare(Grid(grid.local, ROWS, COLUMNS))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig, DecoderConfig, EncoderConfig
 from captioner.config.settings import LossConfig, OptimConfig
 from captioner.models.backbones.backbone import Backbone, Preprocessing
 from captioner.models.build import build_decoder
@@ -29,7 +29,8 @@ def small_model(
         for name, channels in (("first", 3), ("second", 4))
     ]
     backbone = Backbone(stages, channels=4, preprocessing=Preprocessing())
-    encoder = Encoder(backbone, trainable_from=trainable_from, batch_norm="train", project_dim=6)
+    settings = EncoderConfig(trainable_from=trainable_from, batch_norm="train", project_dim=6)
+    encoder = Encoder(backbone, settings)
     decoder = build_decoder(
         DecoderConfig(hidden_dim=5, embed_dim=7, gate="vector", tie_embeddings=tie_embeddings),
         AttentionConfig(dim=3),

@@ -17,7 +17,6 @@ from captioner.captioner import Captioner
 from captioner.config import DecodingConfig
 from captioner.config.settings import Config
 from captioner.data.feature_cache import build_feature_cache
-from captioner.data.layouts import read_split
 from captioner.data.splits import CaptionedImage
 from captioner.data.transforms import ImageTransform
 from captioner.evaluation.metrics import quick_scores
@@ -37,7 +36,9 @@ from captioner.training.validation import (
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[CaptionedImage]:
-    return read_split(format="table", root=tiny.draw_table(tmp_path, train=8), split="train").images
+    return tiny.read_split(
+        format="table", root=tiny.draw_table(tmp_path, train=8), split="train"
+    ).images
 
 
 @pytest.fixture(scope="module")

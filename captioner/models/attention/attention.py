@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, require_divisor
 from captioner.errors import error_summary
 from captioner.log import logger
+from captioner.registry import SCORES, SELECTS, WINDOWS
 from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid, given_mode
@@ -32,21 +33,13 @@ def indexed_tensors(value: Any, index: Any) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Everything that attention computes of a batch of grids, once per image.
+    """Everything that attention computes of a batch of grids, once per image."""
 
-    Args:
-        grid: The cells that contexts are made of, features [B, L, D].
-        keys: [B, heads, L, A / heads], compared with the query by the score.
-        values: [B, heads, L, D / heads], projected; None where the cells are the values.
-        use_expectation: bool [B], images whose context is the expectation (HardSelect).
-        seeds: int64 [B], of the cells that HardSelect draws; None takes PyTorch's own generator.
-    """
-
-    grid: Grid
-    keys: Tensor
-    values: Tensor | None = None
-    use_expectation: Tensor | None = None
-    seeds: Tensor | None = None
+    grid: Grid  # the cells that contexts are made of, features [B, L, D]
+    keys: Tensor  # [B, heads, L, A / heads], compared with the query by the score
+    values: Tensor | None = None  # [B, heads, L, D / heads]; None where the cells are the values
+    use_expectation: Tensor | None = None  # bool [B], images that take the expectation (HardSelect)
+    seeds: Tensor | None = None  # int64 [B], of HardSelect's draws; None: PyTorch's own generator
 
     def select(self, index: Tensor | slice, seeds: Tensor | None = None) -> Memory:
         """Return the memory of the images of `index`, [B'] or a slice, perhaps with new seeds."""
@@ -166,6 +159,7 @@ class Window(nn.Module):
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__()
+        self.config = config
 
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         return None
@@ -174,32 +168,28 @@ class Window(nn.Module):
 class Select(nn.Module):
     """Turns scores into a distribution over the cells, and that into a context.
 
-    `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
-    [B, L, D]. use_expectation, bool [B], says which images take the expectation in place of a
-    sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own generator.
+    It is the expectation of the context (deterministic soft attention, equations 5, 6 and 13),
+    unless overridden. `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L]
+    to values [B, L, D]. use_expectation, bool [B], says which images take the expectation in place
+    of a sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own
+    generator.
     """
-
-    semi_sampling = 0.0
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
-        self.temperature = config.temperature
+        self.config = config
 
     def distribution(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the map's logarithm [B, K, L], the map, and its entropy [B, K] in nats."""
         # at least float32: maps sum to 1 under autocast too
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if self.temperature != 1:
-            scores = scores / self.temperature
+        if self.config.temperature != 1:
+            scores = scores / self.config.temperature
         log_map = torch.log_softmax(scores, dim=-1)
         weights = log_map.exp()
         # a cell outside of the window has log 0 and adds nothing
         entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
         return log_map, weights, entropy
-
-
-class SoftSelect(Select):
-    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
 
     def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
         weights, entropy = self.distribution(scores)[1:]
@@ -216,11 +206,6 @@ class HardSelect(Select):
     In evaluation mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config)
-        self.semi_sampling = config.semi_sampling
-        self.at_test = config.at_test
-
     def forward(
         self,
         scores: Tensor,
@@ -229,7 +214,7 @@ class HardSelect(Select):
         seeds: Tensor | None = None,
     ) -> AttentionOutput:
         log_map, weights, entropy = self.distribution(scores)
-        mode = "sample" if self.training else given_mode.get() or self.at_test
+        mode = "sample" if self.training else given_mode.get() or self.config.at_test
         mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
         if mode != "expectation":
             cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
@@ -260,7 +245,7 @@ class HeadValues(nn.Module):
     W_V and W_O of multi-head attention (Vaswani et al., 2017, section 3.2.2).
     """
 
-    def __init__(self, *, feature_dim: int, context_dim: int, heads: int) -> None:
+    def __init__(self, feature_dim: int, context_dim: int, *, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.value = nn.Linear(feature_dim, feature_dim)
@@ -268,33 +253,41 @@ class HeadValues(nn.Module):
 
 
 class Attention(nn.Module):
-    """score -> window -> select.
+    """score -> window -> select, as the settings name them.
 
     K hypotheses of an image (beams, or words that a Transformer reads at once) share its memory.
+    Of several heads, each attends on its own to projected values; the map of a word is the mean
+    over the heads, and with hard attention each head samples a cell.
 
     Args:
-        values: Lets each head attend on its own to projected values; the map of a word is the mean
-            over the heads, and with hard attention each head samples a cell. None: one head, and
-            contexts are made of the annotation vectors themselves, as in the paper.
-        local: Make contexts (and the decoder's first state) of the cells before the encoder's
-            self-attention, while keys come from those after it, so that hard attention reads what
-            is in one place.
-        key_smoothing: Compute keys from averages of neighbouring cells (`smoothed`).
+        query_dim, feature_dim, cells: H, D, and L, which only the score `location` needs.
+        context_dim: Size to which contexts are projected; None: one head makes them of the
+            annotation vectors themselves, as in the paper.
     """
 
     def __init__(
         self,
-        score: Score,
-        window: Window,
-        select: Select,
+        config: AttentionConfig,
         *,
-        values: HeadValues | None = None,
-        local: bool = False,
-        key_smoothing: float = 0.0,
+        query_dim: int,
+        feature_dim: int,
+        cells: int | None = None,
+        context_dim: int | None = None,
     ) -> None:
         super().__init__()
-        self.score, self.window, self.select, self.values = score, window, select, values
-        self.local, self.key_smoothing = local, key_smoothing
+        sizes: dict[str, Any] = {"query_dim": query_dim, "feature_dim": feature_dim}
+        more = {"cells": cells} if config.score == "location" else {}
+        self.score: Score = SCORES[config.score](config, **sizes, **more)
+        self.window: Window = WINDOWS[config.window](config, query_dim=query_dim)
+        self.select: Select = SELECTS[config.select](config)
+        self.values: HeadValues | None = None
+        heads = config.heads
+        if heads > 1 or context_dim is not None:
+            name = "D, the size of a cell's vector,"
+            require_divisor("attention.heads", heads, feature_dim, name)
+            self.values = HeadValues(feature_dim, context_dim or feature_dim, heads=heads)
+        # The decoder's first state is made of local values, too.
+        self.local, self.key_smoothing = config.values == "local", config.key_smoothing
 
     def prepare(self, grid: Grid) -> Memory:
         """Compute keys, and with several heads values, of B grids, once per image."""
@@ -305,8 +298,9 @@ class Attention(nn.Module):
         values = use_expectation = None
         if self.values is not None:
             values = split_heads(self.values.value(cells), self.values.heads)
-        if self.training and self.select.semi_sampling and grid.seeds is not None:
-            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < self.select.semi_sampling
+        share = self.select.config.semi_sampling if isinstance(self.select, HardSelect) else 0.0
+        if self.training and share and grid.seeds is not None:
+            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < share
         return Memory(
             Grid(cells, grid.height, grid.width, at_random=grid.at_random),
             self.score.keys(smoothed(grid, self.key_smoothing)),

@@ -90,7 +90,6 @@ class PredictiveWindow(Window):
 
     def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
         super().__init__(config, query_dim=query_dim)
-        self.radius = config.radius
         self.hidden = nn.Linear(query_dim, query_dim, bias=False)
         self.centre = nn.Linear(query_dim, 2, bias=False)
 
@@ -106,8 +105,9 @@ class PredictiveWindow(Window):
         return (down.unsqueeze(-1) + right.unsqueeze(-2)).flatten(-2)
 
     def _bias(self, distance: Tensor) -> Tensor:
-        gaussian = -distance.square() / (2 * (self.radius / 2) ** 2)
-        return gaussian.masked_fill(distance.abs() > self.radius, -torch.inf)
+        radius = self.config.radius
+        gaussian = -distance.square() / (2 * (radius / 2) ** 2)
+        return gaussian.masked_fill(distance.abs() > radius, -torch.inf)
 
 
 class MonotonicWindow(Window):
@@ -117,17 +117,12 @@ class MonotonicWindow(Window):
     t * L / `words`, and to the last cells after `words` words. It is there for comparison.
     """
 
-    def __init__(self, config: AttentionConfig, *, query_dim: int) -> None:
-        super().__init__(config, query_dim=query_dim)
-        self.radius = config.radius
-        self.words = config.words
-
     def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor:
         count = grid.height * grid.width
         if not isinstance(position, Tensor):  # filled on the device: a copy to it would wait
             position = torch.full((1,), position, device=query.device)
-        centre = (position * count / self.words).clamp(max=count - 1)  # [1] or [K]
+        centre = (position * count / self.config.words).clamp(max=count - 1)  # [1] or [K]
         distance = torch.arange(count, device=query.device) - centre.unsqueeze(-1)
-        outside = distance.abs() > self.radius  # [1, L] or [K, L]
+        outside = distance.abs() > self.config.radius  # [1, L] or [K, L]
         bias = torch.zeros(outside.shape, device=query.device).masked_fill(outside, -torch.inf)
         return bias.expand(*query.shape[:2], -1)

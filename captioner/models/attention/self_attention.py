@@ -16,13 +16,9 @@ class GridSelfAttention(nn.Module):
     (Goyal et al., 2017, section 5.1), so layers can be added to a trained model.
     """
 
-    def __init__(
-        self, *, dim: int, layers: int, heads: int, feedforward_dim: int, dropout: float
-    ) -> None:
+    def __init__(self, dim: int, layers: int, heads: int, *, dropout: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            _Layer(dim, heads, feedforward_dim, dropout) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(_Layer(dim, heads, dropout) for _ in range(layers))
 
     def forward(self, features: Tensor, height: int, width: int) -> Tensor:
         """Map annotation vectors [B, L, D] of a grid of height x width cells to [B, L, D]."""
@@ -34,12 +30,12 @@ class GridSelfAttention(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = nn.MultiheadAttention(dim, heads, dropout, batch_first=True)
-        self.linear1 = nn.Linear(dim, feedforward_dim)
-        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.linear1 = nn.Linear(dim, 2 * dim)
+        self.linear2 = nn.Linear(2 * dim, dim)
         self.dropout = nn.Dropout(dropout)
         for last in (self.attention.out_proj, self.linear2):
             nn.init.zeros_(last.weight)

@@ -18,22 +18,15 @@ from captioner.types import AttentionOutput, Grid
 class TeacherForcingOutput:
     """Prediction of each word of given captions from the words before it.
 
-    All tensors [N, T, ...] are zero where a caption has ended.
-
-    Args:
-        logits: [M, V], of the M words of all captions in the order of
-            `pack_by_step(targets, lengths)`; padding is among them only where lengths are a mask.
-        maps: [N, T, L], attention maps.
-        entropy: [N, T], entropy of each map.
-        log_prob: [N, T], log-probability of the sampled cells.
-        beta: [N, T], mean of the gate; None without a gate.
+    All tensors [N, T, ...] are zero where a caption has ended. The M words of all captions are in
+    the order of `pack_by_step(targets, lengths)`, with padding only where lengths are a mask.
     """
 
-    logits: Tensor
-    maps: Tensor
-    entropy: Tensor
-    log_prob: Tensor
-    beta: Tensor | None
+    logits: Tensor  # [M, V]
+    maps: Tensor  # [N, T, L], attention maps
+    entropy: Tensor  # [N, T], of each map
+    log_prob: Tensor  # [N, T], of the sampled cells
+    beta: Tensor | None  # [N, T], mean of the gate; None without a gate
 
 
 # Builds a new attention over the grid; `context_dim` is the size of its contexts, by default D.

@@ -24,11 +24,6 @@ class LSTMState:
     c: Tensor
     position: int = 0  # of the next word, the same for all
 
-    @property
-    def output(self) -> Tensor:
-        """The vector that the word is predicted from."""
-        return self.h
-
     def select(self, index: Any) -> LSTMState:
         """Return the state of some hypotheses; `index` is applied to every tensor."""
         tensors: dict[str, Any] = indexed_tensors(self, index)
@@ -106,8 +101,8 @@ class LSTMDecoder(Decoder):
         self, tokens: Tensor, state: LSTMState, memory: Memory
     ) -> tuple[Tensor, AttentionOutput, LSTMState]:
         words = self.embed_dropout(self.embedding(tokens))
-        attended, state = self.lstm_step(self.word_gates(words), state, memory)
-        return self.compute_logits(words, state.output, attended.context), attended, state
+        attended, output, state = self.lstm_step(self.word_gates(words), state, memory)
+        return self.compute_logits(words, output, attended.context), attended, state
 
     def reorder(self, state: LSTMState, images: Tensor, beams: Tensor) -> LSTMState:
         return state.select((images.unsqueeze(1), beams))
@@ -132,8 +127,9 @@ class LSTMDecoder(Decoder):
             if count <= 0.75 * running:
                 running = count
                 memory, state = memory.select(slice(running)), state.select(slice(running))
-            attended, state = self.lstm_step(word_gates[step][:running].unsqueeze(1), state, memory)
-            outputs.append(state.output[:count])
+            gates = word_gates[step][:running].unsqueeze(1)
+            attended, output, state = self.lstm_step(gates, state, memory)
+            outputs.append(output[:count])
             steps.append(attended)
 
         def pack(values: list[Tensor]) -> Tensor:
@@ -158,10 +154,14 @@ class LSTMDecoder(Decoder):
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
-        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
+    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
+        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates.
+
+        Between attention and state comes the vector that the word is predicted from.
+        """
         attended = self.attend(state.h, memory, state.position)
-        return attended, self.advance(word_gates, state, attended.context)
+        state = self.advance(word_gates, state, attended.context)
+        return attended, state.h, state
 
     def attend(self, h: Tensor, memory: Memory, position: int) -> AttentionOutput:
         """Attend from h and multiply the context by beta = sigmoid(f_beta(h)) (section 4.2.1)."""
@@ -178,7 +178,7 @@ class LSTMDecoder(Decoder):
         return replace(state, h=h, c=c, position=state.position + 1)
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
-        """Return logits [..., V] from the embedded word [..., E], `state.output`, and context.
+        """Return logits [..., V] from the embedded word [..., E], `output`, and context.
 
         Equation 7 with the original code's dropout and tanh; or one layer from the output.
         """

@@ -16,13 +16,7 @@ from captioner.types import AttentionOutput, Grid
 
 @dataclass(frozen=True, kw_only=True)
 class LuongState(LSTMState):
-    """State of the hypotheses of each image."""
-
     attentional: Tensor  # h~ of the last word, [B, K, E]
-
-    @property
-    def output(self) -> Tensor:
-        return self.attentional
 
 
 class LuongDecoder(LSTMDecoder):
@@ -50,32 +44,22 @@ class LuongDecoder(LSTMDecoder):
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
+    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
         assert isinstance(state, LuongState)
         inputs = state.attentional if self.input_feeding else state.attentional[..., :0]
         state = self.advance(word_gates, state, inputs)
         attended = self.attend(state.h, memory, state.position - 1)
         attentional = torch.tanh(self.attentional(torch.cat([attended.context, state.h], dim=-1)))
-        return attended, replace(state, attentional=attentional)
+        return attended, attentional, replace(state, attentional=attentional)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopDownState(LSTMState):
-    """State of the hypotheses of each image; h and c are those of the attention LSTM.
+    """State of the hypotheses of each image; h and c are those of the attention LSTM."""
 
-    Args:
-        language_h: Hidden state of the language LSTM, [B, K, H].
-        language_c: Its cell state, [B, K, H].
-        mean_gates: Share of the mean annotation vector in the attention LSTM's gates, [B, K, 4H].
-    """
-
-    language_h: Tensor
-    language_c: Tensor
-    mean_gates: Tensor
-
-    @property
-    def output(self) -> Tensor:
-        return self.language_h
+    language_h: Tensor  # [B, K, H], hidden state of the language LSTM
+    language_c: Tensor  # [B, K, H], its cell state
+    mean_gates: Tensor  # [B, K, 4H], share of the mean vector in the attention LSTM's gates
 
 
 class TopDownDecoder(LSTMDecoder):
@@ -112,13 +96,13 @@ class TopDownDecoder(LSTMDecoder):
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
+    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
         assert isinstance(state, TopDownState)
         state = self.advance(word_gates + state.mean_gates, state, state.language_h)
         attended = self.attend(state.h, memory, state.position - 1)
         inputs = torch.cat([attended.context, state.h, state.language_h], dim=-1)
         h, c = lstm_cell(self.language_gates(inputs), state.language_c)
-        return attended, replace(state, language_h=h, language_c=c)
+        return attended, h, replace(state, language_h=h, language_c=c)
 
 
 class MeanDecoder(LSTMDecoder):
@@ -147,7 +131,7 @@ class MeanDecoder(LSTMDecoder):
 
     def lstm_step(
         self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, LSTMState]:
+    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
         features, beams = memory.grid.features, state.h.shape[1]
         images, cells, _ = features.shape
         # at least float32, as of all attention: in half precision the map would not sum to 1
@@ -159,7 +143,8 @@ class MeanDecoder(LSTMDecoder):
             entropy=torch.log(zero + cells),
             log_prob=zero,
         )
-        return attended, self.advance(word_gates, state, state.h[..., :0])
+        state = self.advance(word_gates, state, state.h[..., :0])
+        return attended, state.h, state
 
     def compute_logits(self, words: Tensor, output: Tensor, context: Tensor) -> Tensor:
         assert self.from_h is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 import plain
 import pytest
@@ -13,15 +14,9 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
-    AdditiveScore,
     Attention,
-    HardSelect,
-    HeadValues,
     Select,
-    SoftSelect,
-    Window,
 )
-from captioner.models.attention.scores import DotScore
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
 
@@ -32,12 +27,9 @@ HD = 6  # as D, divisible by the heads
 
 def random_attention() -> tuple[Attention, Grid]:
     torch.manual_seed(0)
-    score = AdditiveScore(AttentionConfig(dim=A), query_dim=H, feature_dim=D)
-    for parameter in score.parameters():
+    attention = Attention(AttentionConfig(dim=A), query_dim=H, feature_dim=D).double()
+    for parameter in attention.parameters():
         nn.init.normal_(parameter)
-    attention = Attention(
-        score, Window(AttentionConfig(), query_dim=H), SoftSelect(AttentionConfig())
-    ).double()
     return attention, Grid(torch.randn(B, L, D, dtype=torch.double), ROWS, COLUMNS)
 
 
@@ -48,7 +40,7 @@ def random_query(beams: int = K) -> Tensor:
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = SoftSelect(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
+    attended = Select(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [[0, 1, 0], [pytest.approx(1 / 3)] * 3, [0, 0, 1]]
     assert attended.entropy[0].tolist() == pytest.approx([0, math.log(3), 0], abs=1e-6)
     (attended.context.sum() + attended.entropy.sum()).backward()
@@ -68,14 +60,10 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
 # --- heads and projected values -------------------------------------------------------------------
 
 
-def multi_head(heads: int, select: Select | None = None, context_dim: int = 7) -> Attention:
+def multi_head(heads: int, **settings: Any) -> Attention:
     torch.manual_seed(0)
-    attention = Attention(
-        DotScore(AttentionConfig("scaled_dot", dim=A, heads=heads), query_dim=H, feature_dim=HD),
-        Window(AttentionConfig(), query_dim=H),
-        select or SoftSelect(AttentionConfig()),
-        values=HeadValues(feature_dim=HD, context_dim=context_dim, heads=heads),
-    )
+    config = AttentionConfig("scaled_dot", dim=A, heads=heads, **settings)
+    attention = Attention(config, query_dim=H, feature_dim=HD, context_dim=7)
     for parameter in attention.parameters():
         nn.init.normal_(parameter)
     return attention.double()
@@ -87,7 +75,7 @@ def wide_grid() -> Grid:
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> None:
-    attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()
+    attention = multi_head(heads, select="hard", semi_sampling=0.0).train()
     values = attention.values
     grid, query = wide_grid(), random_query()
     attended = attention(query, attention.prepare(grid), 0)
@@ -112,7 +100,7 @@ def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> N
 def test_cells_drawn_by_seed_are_independent_among_heads_and_words() -> None:
     """One image 5,000 times: all pairs of cells come equally often where all scores are zero."""
     count, heads = 5000, 2
-    attention = multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.0))).train()
+    attention = multi_head(heads, select="hard", semi_sampling=0.0).train()
     grid, query = wide_grid().select(slice(1)), random_query(beams=1)[:1]
     seeds = child_seeds(torch.tensor(0), torch.arange(count))
     memory = attention.prepare(replace(grid, at_random=True))
@@ -129,7 +117,7 @@ def test_cells_drawn_by_seed_are_independent_among_heads_and_words() -> None:
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: int) -> None:
     attention, soft = (
-        multi_head(heads, HardSelect(AttentionConfig(semi_sampling=0.5))),
+        multi_head(heads, select="hard", semi_sampling=0.5),
         multi_head(heads),
     )
     grid, query = replace(wide_grid(), seeds=2 * torch.arange(B)), random_query()

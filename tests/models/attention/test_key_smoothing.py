@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import smoothed
-from captioner.models.build import build_attention
+from captioner.models.attention.attention import Attention, smoothed
 
 B, ROWS, COLUMNS, D, H = 2, 3, 4, 6, 5
 
@@ -43,8 +42,8 @@ def test_keys_are_smoothed_and_values_are_not(select: Any, heads: int) -> None:
     torch.manual_seed(0)
     config = AttentionConfig(select=select, dim=4, heads=heads, key_smoothing=0.5)
     sizes: Any = {"query_dim": H, "feature_dim": D}
-    smoothing = build_attention(config, **sizes).double().eval()
-    unsmoothed = build_attention(replace(config, key_smoothing=0.0), **sizes).double().eval()
+    smoothing = Attention(config, **sizes).double().eval()
+    unsmoothed = Attention(replace(config, key_smoothing=0.0), **sizes).double().eval()
     unsmoothed.load_state_dict(smoothing.state_dict())
     grid = plain.grid(B, ROWS, COLUMNS, D)
     memory = smoothing.prepare(grid)

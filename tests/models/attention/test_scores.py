@@ -21,7 +21,6 @@ from captioner.models.attention.attention import (
     HardSelect,
     Score,
     Select,
-    SoftSelect,
     Window,
     additive_scores,
 )
@@ -170,10 +169,11 @@ def local_p(radius: float) -> PredictiveWindow:
 
 def attention(window: Window, select: Select | HardSelect | None = None) -> Attention:
     torch.manual_seed(4)
-    score = AdditiveScore(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
-    for parameter in score.parameters():
+    found = Attention(AttentionConfig(dim=6), query_dim=H, feature_dim=D)
+    for parameter in found.parameters():
         nn.init.normal_(parameter)
-    return Attention(score, window, select or SoftSelect(AttentionConfig())).double().eval()
+    found.window, found.select = window, select or found.select
+    return found.double().eval()
 
 
 def plain_centre(window: PredictiveWindow, query: Vector, rows: int, columns: int) -> Vector:
@@ -189,8 +189,8 @@ def plain_local_p(window: PredictiveWindow, query: Vector, rows: int, columns: i
     bias = []
     for cell in product(range(rows), range(columns)):
         distances = [abs(at - middle) for at, middle in zip(cell, centre, strict=True)]
-        inside = all(distance <= window.radius for distance in distances)
-        sigma = window.radius / 2
+        inside = all(distance <= window.config.radius for distance in distances)
+        sigma = window.config.radius / 2
         gaussian = math.prod(math.exp(-(x**2) / (2 * sigma**2)) for x in distances)
         bias.append(math.log(gaussian) if inside else -math.inf)
     return bias

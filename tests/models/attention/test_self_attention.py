@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 
 def random_layers(layers: int = 2, **settings: Any) -> GridSelfAttention:
     torch.manual_seed(0)
-    settings = {"heads": 2, "feedforward_dim": 12, "dropout": 0.0, **settings}
-    grid = GridSelfAttention(dim=D, layers=layers, **settings).double().eval()
+    settings = {"heads": 2, "dropout": 0.0, **settings}
+    grid = GridSelfAttention(D, layers, **settings).double().eval()
     for parameter in grid.parameters():  # also those that begin as zero
         nn.init.normal_(parameter, std=0.5)
     return grid
@@ -59,7 +59,7 @@ def test_without_positions_it_is_torchs_own_layer(monkeypatch: pytest.MonkeyPatc
     found = ours(words, ROWS, COLUMNS)
     for layer in ours.layers:
         theirs = nn.TransformerEncoderLayer(
-            D, 2, 12, 0.0, batch_first=True, norm_first=True
+            D, 2, 2 * D, 0.0, batch_first=True, norm_first=True
         ).double()
         names = {name.replace("self_attn", "attention"): name for name in theirs.state_dict()}
         theirs.load_state_dict({names[name]: value for name, value in layer.state_dict().items()})
@@ -79,7 +79,7 @@ def test_positions_are_added_to_queries_and_keys_alone() -> None:
 
 
 def test_new_layers_leave_the_grid_as_it_is_and_learn() -> None:
-    layers = GridSelfAttention(dim=D, layers=2, heads=2, feedforward_dim=12, dropout=0.1).double()
+    layers = GridSelfAttention(D, layers=2, heads=2, dropout=0.1).double()
     cells = random_cells()
     found = layers(cells, ROWS, COLUMNS)
     assert torch.equal(found, cells)

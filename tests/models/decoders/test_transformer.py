@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import plain
@@ -17,12 +18,7 @@ from captioner.errors import ConfigError
 from captioner.generation import SearchOptions, search
 from captioner.models.attention.attention import (
     Attention,
-    HardSelect,
-    HeadValues,
-    SoftSelect,
-    Window,
 )
-from captioner.models.attention.scores import DotScore
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
 
@@ -35,22 +31,16 @@ def random_decoder(
     dim: int = D,
     layers: int = LAYERS,
     grid_heads: int = HEADS,
-    select: Any = lambda: SoftSelect(AttentionConfig()),
+    select: str = "soft",
     **settings: Any,
 ) -> TransformerDecoder:
     """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
 
-    def attend(context_dim: int | None = None) -> Attention:
-        return Attention(
-            DotScore(
-                AttentionConfig("scaled_dot", dim=H, heads=grid_heads), query_dim=H, feature_dim=dim
-            ),
-            Window(AttentionConfig(), query_dim=H),
-            select(),
-            values=HeadValues(feature_dim=dim, context_dim=H, heads=grid_heads),
-        )
-
+    attention = AttentionConfig(
+        "scaled_dot", dim=H, heads=grid_heads, select=select, semi_sampling=0.0
+    )
+    attend = partial(Attention, attention, query_dim=H, feature_dim=dim)
     shape = {"hidden_dim": H, "heads": HEADS, "feedforward_dim": F, "layers": layers}
     config = DecoderConfig(**{"dropout": 0.1, **shape, **settings})
     decoder = TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=dim)
@@ -161,7 +151,7 @@ def test_the_output_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads
 
 
 def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers() -> None:
-    decoder = random_decoder(select=lambda: HardSelect(AttentionConfig(semi_sampling=0.0))).train()
+    decoder = random_decoder(select="hard").train()
     own: list[Any] = []
     for layer in decoder.layers:
         layer.attention.register_forward_hook(lambda _, __, found: own.append(found))

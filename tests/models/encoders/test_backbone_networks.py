@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.models.feature_extraction import create_feature_extractor
 
+from captioner.config import EncoderConfig
 from captioner.models.backbones.backbone import Backbone, build_backbone
 from captioner.models.model import Encoder
 
@@ -109,7 +110,7 @@ def test_grids_have_the_known_shape(
 ) -> None:
     with torch.device("meta"):  # shapes and no values
         backbone = build_backbone(name, weights="none", tap=tap, size_px=(height, width))
-        grid = Encoder(backbone).eval()(torch.empty(2, 3, height, width))
+        grid = Encoder(backbone, EncoderConfig()).eval()(torch.empty(2, 3, height, width))
     channels, rows, columns = shape
     assert backbone.channels == channels
     assert (grid.height, grid.width) == (rows, columns)

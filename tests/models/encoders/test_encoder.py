@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captioner.config import EncoderConfig
 from captioner.errors import ConfigError
 from captioner.models.backbones.backbone import Backbone, Preprocessing, build_backbone
 from captioner.models.model import Encoder
@@ -34,7 +35,7 @@ def build(networks: dict[str, Backbone]) -> Any:
         for module in batch_norms(backbone):
             module.running_mean.uniform_(-0.2, 0.2)
             module.running_var.uniform_(0.5, 1.5)
-        return Encoder(backbone, **settings)
+        return Encoder(backbone, EncoderConfig(**settings))
 
     return build_encoder
 
@@ -63,7 +64,7 @@ def moved(before: list[Tensor], module: nn.Module) -> list[bool]:
 def test_cells_are_row_major_with_the_mean_of_their_own_pixels() -> None:
     pool = Backbone([("pool", nn.AvgPool2d(8))], channels=3, preprocessing=Preprocessing())
     inputs = photos(16, 40, count=2)
-    grid = Encoder(pool)(inputs)
+    grid = Encoder(pool, EncoderConfig())(inputs)
     assert (grid.height, grid.width) == (2, 5)
     for row, column in product(range(2), range(5)):
         pixels = inputs[:, :, 8 * row : 8 * (row + 1), 8 * column : 8 * (column + 1)]
