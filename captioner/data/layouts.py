@@ -52,9 +52,7 @@ class Annotations:
 
     images: list[NamedImage]
     folders: Sequence[Path]  # where the names of images begin, the usual place first
-    problems: Sequence[
-        str
-    ] = ()  # sentences about what cannot be used, such as captions of no image
+    problems: Sequence[str] = ()  # what cannot be used, such as captions of no image
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class AdditiveScore(Score):
 
 
 class Window(nn.Module):
-    """The cells that may be attended to: all, as in the paper, unless overridden.
+    """The cells that may be attended to.
 
     Built from the settings and `query_dim` (H). `forward(query, grid, position)` returns the bias
     on the scores, [B, K, L] in log space, -inf outside of the window; None for no bias. A bias
@@ -161,18 +161,20 @@ class Window(nn.Module):
         super().__init__()
         self.config = config
 
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
+
+class GlobalWindow(Window):
+    """All cells, as in the paper."""
+
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
         return None
 
 
 class Select(nn.Module):
     """Turns scores into a distribution over the cells, and that into a context.
 
-    It is the expectation of the context (deterministic soft attention, equations 5, 6 and 13),
-    unless overridden. `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L]
-    to values [B, L, D]. use_expectation, bool [B], says which images take the expectation in place
-    of a sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own
-    generator.
+    `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
+    [B, L, D]. use_expectation, bool [B], says which images take the expectation in place of a
+    sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own generator.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -190,6 +192,10 @@ class Select(nn.Module):
         # a cell outside of the window has log 0 and adds nothing
         entropy = -(weights * log_map.masked_fill(weights == 0, 0.0)).sum(-1)
         return log_map, weights, entropy
+
+
+class SoftSelect(Select):
+    """Deterministic soft attention: the expectation of the context (equations 5, 6 and 13)."""
 
     def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
         weights, entropy = self.distribution(scores)[1:]

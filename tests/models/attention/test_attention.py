@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig
 from captioner.models.attention.attention import (
     Attention,
-    Select,
+    SoftSelect,
 )
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
@@ -40,7 +40,7 @@ def random_query(beams: int = K) -> Tensor:
 def test_scores_of_any_size_give_a_map_that_sums_to_one_and_a_finite_entropy_and_gradient() -> None:
     scores = torch.tensor([[[0.0, 1e4, -1e4], [1e4, 1e4, 1e4], [-1e4, -1e4, 0.0]]])
     scores.requires_grad_()
-    attended = Select(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
+    attended = SoftSelect(AttentionConfig())(scores, torch.eye(3).unsqueeze(0))
     assert attended.weights[0].tolist() == [[0, 1, 0], [pytest.approx(1 / 3)] * 3, [0, 0, 1]]
     assert attended.entropy[0].tolist() == pytest.approx([0, math.log(3), 0], abs=1e-6)
     (attended.context.sum() + attended.entropy.sum()).backward()

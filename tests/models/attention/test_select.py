@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, HardSelect, Select
+from captioner.models.attention.attention import Attention, HardSelect, SoftSelect
 from captioner.types import Grid, hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4
@@ -30,7 +30,7 @@ def random_scores(scale: float = 2.0) -> tuple[Tensor, Tensor]:
 def test_the_expectation_at_test_is_soft_attention() -> None:
     scores, values = random_scores()
     found = HardSelect(AttentionConfig(at_test="expectation")).eval()(scores, values)
-    expected = Select(AttentionConfig())(scores, values)
+    expected = SoftSelect(AttentionConfig())(scores, values)
     for name in ("context", "weights", "entropy", "log_prob"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert found.cells is None
@@ -103,7 +103,7 @@ def test_no_gradient_passes_through_the_sample() -> None:
 def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() -> None:
     scores, values = random_scores()
     gradients = []
-    for select in (Select(AttentionConfig()), HardSelect(AttentionConfig()).train()):
+    for select in (SoftSelect(AttentionConfig()), HardSelect(AttentionConfig()).train()):
         given = scores.clone().requires_grad_()
         (select(given, values, torch.tensor([True, False, True])).context ** 2).sum().backward()
         gradients.append(given.grad)
@@ -118,7 +118,7 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
 # --- the map ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [Select, HardSelect])
+@pytest.mark.parametrize("build", [SoftSelect, HardSelect])
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float) -> None:
     """Equations 5, 6 and 13, after a division by the temperature."""
@@ -135,7 +135,7 @@ def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float
             log_prob = math.log(max(shares))
         assert attended.context[b, k].tolist() == pytest.approx(context, abs=1e-12)
         assert attended.log_prob[b, k].item() == pytest.approx(log_prob, rel=1e-12)
-    assert (attended.cells is None) == (build is Select)
+    assert (attended.cells is None) == (build is SoftSelect)
 
 
 # --- hard_attention_mode --------------------------------------------------------------------------
