@@ -161,7 +161,7 @@ class Captioner:
 
     def caption_batch(self, images: Iterable[ImageInput], **settings: Any) -> list[Caption]:
         """Caption several images in one batch, which is faster; settings as for `options`."""
-        if settings.get("num_captions"):
+        if settings.get("num_captions") not in (None, 1):
             raise ConfigError("num_captions: this returns one caption an image; use n_best")
         return [captions[0] for captions in self.captions(images, self.options(**settings))]
 

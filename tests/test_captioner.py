@@ -377,6 +377,8 @@ def test_evaluate_scores_a_data_set(
         captioner.evaluate(images, beam=2)
     with pytest.raises(ConfigError, match="use n_best"):
         captioner.caption(images[0].path, num_captions=2)
+    monkeypatch.undo()
+    assert captioner.caption(images[0].path, num_captions=1).words
 
 
 def test_no_word_comes_twice_in_a_row_or_around_an_article(drawn_photos: Path) -> None:

@@ -176,9 +176,13 @@ def _parquet(name: str, column: str | None) -> Iterator[dict[str, Any]]:
     system, path = file_system(name)
     with system.open(path, "rb") as file:
         table = pq.ParquetFile(file)
-        wanted = ("id", *IMAGE_COLUMNS, (column or "").lower())
-        columns = [each for each in table.schema_arrow.names if each.lower() in wanted]
-        for batch in table.iter_batches(columns=columns or None):
+        names = table.schema_arrow.names
+        photos = usual_column(names, [column] if column else IMAGE_COLUMNS)
+        if photos is None:  # a row to name the columns by, which is refused
+            yield dict.fromkeys(names)
+            return
+        columns = [name for name in names if name == photos or name.lower() == "id"]
+        for batch in table.iter_batches(columns=columns):
             yield from batch.to_pylist()
 
 

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -210,9 +210,8 @@ class TextWriter:
 
 def _warn_of_new_images(page: Page, copy: Path) -> None:
     """Warn of images that a page has got since its copy, which stays, was written."""
-    there = copy.read_text(encoding="utf-8", errors="replace")
-    names = [image.name for image in page.images]
-    if new := [name for name in names if name not in there and quote(name) not in there]:
+    there = unquote(html.unescape(copy.read_text(encoding="utf-8", errors="replace")))
+    if new := [image.name for image in page.images if image.name not in there]:
         logger.warning(f"{copy}: lacks {listed(new)}, which {page.file.name} has; add it there")
 
 

@@ -116,7 +116,7 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_data(arguments: argparse.Namespace) -> DataFiles:
-    """Return the data set that the options of `add_layout_options` choose."""
+    """Return the data set that the options of `add_layout_options` and `root` choose."""
     from captioner.data.layouts import DataFiles
 
     return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})

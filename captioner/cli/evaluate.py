@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from captioner import cli
 from captioner.cli import parsing
@@ -356,7 +357,9 @@ def score(parser: parsing.CommandParser) -> int:
         from captioner.cli.output_folder import OutputFolder, save_pictures
 
         # With the caption in the name, pictures of the photo's other captions stay.
-        words = re.sub(r"\W+", "-", arguments.text.lower())[:40].strip("-")
+        words = re.sub(r"\W+", "-", arguments.text.lower()).strip("-")
+        if len(words) > 40:  # others may begin alike
+            words = f"{words[:31]}-{crc32(words.encode(errors='replace')):08x}"
         named = photo.with_name(f"{photo.stem}.{words}{photo.suffix}")
         folder = OutputFolder(arguments, [named], settings="score")
         folder.begin()

@@ -12,7 +12,7 @@ from typing import Any
 
 from captioner.data.formats.table import columns_of, read_tables
 from captioner.data.layouts import DataFiles
-from captioner.data.records import read_json
+from captioner.data.records import read_json, usual_column
 from captioner.data.splits import CaptionedImage, split_name
 from captioner.errors import DataError
 from captioner.evaluation.intervals import ImageScores
@@ -62,9 +62,10 @@ def read_captions(path: Path, split: str, data: DataFiles) -> dict[str, str]:
     else:
         parts = path / "parts" if (path / "parts").is_dir() else path
         for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:
-            named = DataFiles(image_column=data.image_column, caption_column=data.caption_column)
-            known = {data.image_column, data.caption_column} <= {*(columns_of(file) or ())}
-            for row in read_tables(named if known else DataFiles(), [(file, "")]).images:
+            columns = {each: getattr(data, each) for each in ("image_column", "caption_column")}
+            there = columns_of(file) or ()
+            named = {key: x for key, x in columns.items() if x and usual_column(there, [x])}
+            for row in read_tables(DataFiles(**named), [(file, "")]).images:
                 if split_name(row.split) in ("", split_name(split)):
                     found += [(str(row.name), text or None) for text in row.captions or [""]]
     captions: dict[str, str] = {}

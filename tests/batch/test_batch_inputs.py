@@ -144,3 +144,6 @@ def test_photos_inside_a_parquet_file_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [photo]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet, row 1: the image is .* holds as files"):
         found(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [1], "Foto": ["a.jpg"]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match="its columns are id, Foto"):
+        found(tmp_path / "b.parquet")

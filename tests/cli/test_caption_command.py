@@ -269,10 +269,11 @@ def test_a_scored_caption_replaces_no_picture_of_another_caption_or_photo(
     sheet = drawn.read_bytes()
     (scored,) = run("score", other, TEXT, *options).json_lines()
     pictures = {scored["pictures"][0]}
-    for text in (TEXT, "a disc", "a disc"):
+    long = "a red disc on a table that is blue and on a field of another"
+    for text in (TEXT, "a disc", "a disc", f"{long} red", f"{long} green"):
         (scored,) = run("score", photo, text, *options).json_lines()
         pictures |= {scored["pictures"][0]}
-    assert len(pictures) == 3
+    assert len(pictures) == 5
     assert all(map(os.path.isfile, pictures))
     assert not run("caption", photo, *options, "--resume").json_lines(), "its own is still there"
     assert drawn.read_bytes() == sheet

@@ -224,7 +224,7 @@ def test_captions_of_another_model_are_scored_without_their_photos(
     table.write_text("image,caption\n" + "".join(f"a/{k}.png,{t}\n" for k, t in texts.items()))
     own = tmp_path / "own.csv"
     own.write_text(table.read_text().replace("image,caption", "bild,text_1"))
-    columns = ("--image-column", "bild", "--caption-column", "text_1")
+    columns = ("--image-column", "Bild", "--caption-column", "text_1")
     for file in (captions, written, named, table, own):
         of_own = columns if file == own else ()
         outcome = of_coco(commands, root, "--results", file, "--output", output, *of_own)
