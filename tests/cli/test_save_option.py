@@ -36,6 +36,8 @@ def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Pa
     with Image.open(tmp_path / "out" / "one.attention.gif") as animation:
         assert animation.n_frames == 1 + len(line["words"])
 
+    assert run("caption", photos[0], *options[:2], "--words", "--max-words", 2).code == 0
+    assert len([*(tmp_path / "out").glob("one.0*")]) == 2, "and none of the longer caption"
     # Pictures of an earlier run are not photos.
     for photo in photos:
         photo.rename(tmp_path / "out" / photo.name)
