@@ -20,7 +20,7 @@ Run = Callable[..., ProgramResult]
 
 def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Path) -> None:
     options = ["--output", "out", "--save", "all", "--json", "--style", "contour"]
-    outcome = run("caption", photos[0], *options, "--max-words", 3)
+    outcome = run("caption", photos[0], *options, "--min-words", 2, "--max-words", 3)
     assert outcome.code == 0, outcome.stderr
     (line,) = outcome.json_lines()
     saved = {path.name for path in (tmp_path / "out").iterdir()}
@@ -36,8 +36,10 @@ def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Pa
     with Image.open(tmp_path / "out" / "one.attention.gif") as animation:
         assert animation.n_frames == 1 + len(line["words"])
 
-    assert run("caption", photos[0], *options[:2], "--words", "--max-words", 2).code == 0
-    assert len([*(tmp_path / "out").glob("one.0*")]) == 2, "and none of the longer caption"
+    words = "--words", "--json", "--max-words", 1
+    (shorter,) = run("caption", photos[0], *options[:2], *words).json_lines()
+    left = len([*(tmp_path / "out").glob("one.0*")])
+    assert left == len(shorter["words"]) < len(line["words"]), "and none of the longer caption"
     # Pictures of an earlier run are not photos.
     for photo in photos:
         photo.rename(tmp_path / "out" / photo.name)
