@@ -210,9 +210,10 @@ class TextWriter:
 
 def _warn_of_new_images(page: Page, copy: Path) -> None:
     """Warn of images that a page has got since its copy, which stays, was written."""
-    there = unquote(html.unescape(copy.read_text(encoding="utf-8", errors="replace")))
-    if new := [image.name for image in page.images if image.name not in there]:
-        logger.warning(f"{copy}: lacks {listed(new)}, which {page.file.name} has; add it there")
+    with contextlib.suppress(OSError):  # of what cannot be read, nothing is known
+        there = unquote(html.unescape(copy.read_text(encoding="utf-8", errors="replace")))
+        if new := [image.name for image in page.images if image.name not in there]:
+            logger.warning(f"{copy}: lacks {listed(new)}, which {page.file.name} has; add it there")
 
 
 def table_row(image: Path | str, caption: str, confidence: float | None, folder: Path) -> list[str]:

@@ -173,8 +173,7 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     assert caption("page.html", "--write", "html", "--overwrite").code == 0
     assert (tmp_path / "page.alt.html").read_text() == copy
     assert caption("page.html", "--write", "html", "--output", ".").code in (1, 2)
-    zero = tmp_path / "zero.html"
-    zero.write_text('<img src="b%00.jpg">')
+    (tmp_path / "zero.html").write_text('<img src="b%00.jpg">')
     outcome = caption("zero.html", "--write", "html", "--output", "out", "--resume")
     assert (outcome.code, "Traceback" in outcome.stderr) == (1, False)
     assert file.read_text() == PAGE
@@ -185,6 +184,8 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
         "site/page.html",
         "site/blog/page.html",
     }
+    (tmp_path / "blog" / "page.alt.html").mkdir()
+    assert "page.alt.html: has a text" in caption("blog/page.html", "--write", "html").stderr
     into = ("--write", "html", "--output", "blog", "--overwrite")  # would replace the other page
     refused = caption("page.html", "blog/page.html", *into)
     assert refused.code == 1
