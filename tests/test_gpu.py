@@ -79,7 +79,8 @@ def test_steps_of_graphs_are_those_of_kernels_started_one_by_one(
         changes |= {"train__precision": "float32", "train__device": GPU.type, "train__epochs": 2}
         train(tiny.recipe(drawn_photos, tmp_path / compiled, optim__accumulate=1, **changes))
         found.append(losses_of(tmp_path / compiled))
-    assert "one by one" not in capsys.readouterr().err, "nothing fell back"
+    messages = capsys.readouterr().err
+    assert not [m for m in ("one by one", "without inductor") if m in messages], "nothing fell back"
     assert found[1] == pytest.approx(found[0], rel=1e-2)
 
 

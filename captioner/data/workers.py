@@ -55,8 +55,11 @@ def load_items(
         # worker that may be dead by then: an OSError.
         if not workers:
             raise
+        reason = str(error).strip()
+        if reason.startswith("Caught "):  # by a worker, or where memory is pinned: a stack trace
+            reason = reason.rpartition("\n")[2]
         raise DataError(
-            f"a process that reads photos was lost ({error_summary(error, part='line')}); see "
+            f"processes cannot read photos any more ({error_summary(reason, part='line')}); see "
             "whether memory or open files run out (ulimit -n), lower data.workers (0 reads without "
             "further processes), and go on with --resume"
         ) from None

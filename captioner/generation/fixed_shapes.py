@@ -20,6 +20,8 @@ from captioner.runtime.cuda_graphs import GraphCache
 from captioner.runtime.device import padded_size
 from captioner.types import Grid, given_mode
 
+MOST_SEARCHES = 32  # shapes and options whose graphs are held: a server's clients may ask for any
+
 
 def search_in_fixed_shapes(
     decoder: StepDecoder, grid: Grid, options: SearchOptions, graphs: GraphCache
@@ -30,6 +32,8 @@ def search_in_fixed_shapes(
     options = replace(options, num_captions=1, at_test=None, paths=0, seed=None)  # as all graphs
     key = (size, *shape, grid.height, grid.width, grid.features.dtype, options, given_mode.get())
     xp = array_namespace(grid.features)
+    if key not in graphs.inputs and len(graphs.inputs) >= 2 * MOST_SEARCHES:
+        graphs.clear()
     # The last image fills the batch: an empty one could take longer than all others.
     index = xp.clip(xp.arange(size, device=grid.features.device), max=images - 1)
     grid = graphs.hold(key, grid.select(index))

@@ -25,7 +25,7 @@ def writable(logits: Array, *, may_end: bool) -> Array:
     xp = array_namespace(logits)
     ruled_out = xp.zeros((logits.shape[-1],), dtype=xp.bool, device=logits.device)
     for token in unwritable(may_end=may_end):  # a list would be copied to the device
-        ruled_out[token] = True
+        ruled_out[token : token + 1] = True  # one element would be copied, too, before PyTorch 2.15
     # Not a copy by asarray: before PyTorch 2.15 that has no gradient.
     return xp.where(ruled_out, -xp.inf, logits)
 

@@ -40,14 +40,19 @@ class GraphCache:
     """
 
     def __init__(self, *, record: bool, device: torch.device | None = None) -> None:
-        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
-        self.called: set[object] = set()
-        self.inputs: dict[object, Any] = {}
         self.lock = threading.Lock()
         self.record = record
         if record:
-            self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all functions, and free their memory."""
+        self.graphs: dict[object, tuple[torch.cuda.CUDAGraph, Any] | None] = {}
+        self.called: set[object] = set()
+        self.inputs: dict[object, Any] = {}
+        if self.record:  # a pool whose graphs are all gone cannot be used again
+            self.pool = torch.cuda.graph_pool_handle()
 
     def hold(self, key: object, value: DataclassT) -> DataclassT:
         """Return a copy of a dataclass whose tensors are always in the same memory.

@@ -71,7 +71,8 @@ def prefetch(
     and resizes outside of Python's lock. On a CPU the passes need the cores, and an item is read
     when the caller needs it.
     """
-    threads = min(READERS, usable_cores())
+    # Pillow needs no OMP_NUM_THREADS, which `captioner batch` and torchrun set to 1.
+    threads = min(READERS, available_cores())
     if device.type == "cpu" or threads == 1:
         return map(read, items)
     return _in_threads(read, items, threads=threads, ahead=2 * threads)

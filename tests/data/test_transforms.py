@@ -17,8 +17,6 @@ def noise(height: int, width: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-# ------------------------------------------------------------------------------------- the transform
-
 HEIGHT, WIDTH = 48, 80
 
 

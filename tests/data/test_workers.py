@@ -34,15 +34,22 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail() -> None:
+    raise RuntimeError("no shared memory left")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"), [(die, "DataLoader worker"), (fail, "no shared memory left")]
+)
 def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, harm: Callable[[], None], reason: str
 ) -> None:
     # PyTorch asks after so many seconds whether its workers live: five are long for a test.
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
     others = set(multiprocessing.active_children())  # that tests before have left
     found: list[int] = []
-    with pytest.raises(DataError, match=r"data\.workers") as caught:
-        found.extend(int(i) for i in load_items(Squares(die), range(20), workers=2))
+    with pytest.raises(DataError, match=rf"{reason}.*data\.workers") as caught:
+        found.extend(int(i) for i in load_items(Squares(harm), range(20), workers=2))
     assert found == [n * n for n in range(len(found))]
     assert "\n" not in str(caught.value)
     assert not set(multiprocessing.active_children()) - others

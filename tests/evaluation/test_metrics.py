@@ -34,9 +34,6 @@ def per_image(scores: dict[str, Any], metric: str) -> dict[Any, float]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-# ------------------------------------------------------------------------- Against other programs
-
-
 @pytest.fixture(scope="module")
 def coco_example(shared_data: Path) -> tuple[dict[int, str], dict[int, list[str]]]:
     """The 126 generated captions that come with coco-caption, and the references of val2017."""
@@ -120,9 +117,6 @@ def test_quick_scores_of_real_captions_are_near_the_published_ones(
     assert list(scores.values()) == pytest.approx(published, abs=1e-3)
 
 
-# ------------------------------------------------------------------------------ Without any Java
-
-
 @pytest.mark.usefixtures("no_java")
 def test_without_java_meteor_is_none_and_the_signature_says_so() -> None:
     scores = score_captions(CANDIDATES, REFERENCES)
@@ -169,9 +163,6 @@ def test_cider_of_a_single_image_is_not_defined() -> None:
 def test_text_that_differs_in_white_space_case_or_punctuation_scores_the_same() -> None:
     messy = {1: "A black\ndog  runs\u2028in the |||snow!\r\n", 2: 'Two men "sit", on a red bench .'}
     assert quick_scores(messy, REFERENCES) == quick_scores(CANDIDATES, REFERENCES)
-
-
-# ---------------------------------------------------------------------- With Java, real and false
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.kernels import kernels_of_a_search, kernels_of_a_word
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError
-from captioner.generation import Hypothesis, SearchOptions, search
+from captioner.generation import Hypothesis, SearchOptions, fixed_shapes, search
 from captioner.models.build import build_model
 from captioner.models.decoders.base import Decoder
 from captioner.runtime.cuda_graphs import GraphCache
@@ -135,8 +135,8 @@ def test_fixed_shapes_give_the_same_hypotheses_to_the_bit(kind: str, options: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_replayed_graphs_give_the_hypotheses_of_the_same_shapes(kind: str) -> None:
-    """Also of batches that fill a shape in part, end early, or sample otherwise."""
+def test_replayed_graphs_give_the_hypotheses_of_the_same_shapes(kind: str, monkeypatch) -> None:
+    """Also of batches that fill a shape in part, end early, or sample otherwise, when all is new."""
     decoder, grid = loud(kind, end=1.0)
     chosen = OPTIONS["bound" if kind == "soft" else "no repeats"]
     options = SearchOptions(max_words=MAX_WORDS, num_captions=9, **chosen)
@@ -146,10 +146,12 @@ def test_replayed_graphs_give_the_hypotheses_of_the_same_shapes(kind: str) -> No
         expected = search(decoder, each, options, GraphCache(record=False))
         assert_same_bits(search(decoder, each, options, graphs), expected)
     assert sum(graph.replays for graph, _ in graphs.graphs.values()) >= 4
+    monkeypatch.setattr(fixed_shapes, "MOST_SEARCHES", 1)
     with hard_attention_mode("expectation"):
         expected = search(decoder, grid, options, GraphCache(record=False))
         for _ in range(3):
             assert_same_bits(search(decoder, grid, options, graphs), expected)
+    assert len({key[0] for key in graphs.called}) == 1, "the other searches were forgotten"
 
 
 def test_sampled_cells_are_drawn_in_a_graph_as_without() -> None:

@@ -56,7 +56,8 @@ GPU = torch.device("cuda")  # named and never used: what is read for it is read 
 def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passes, "usable_cores", lambda: 3)
+    monkeypatch.setattr(passes, "available_cores", lambda: 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as `captioner batch` and torchrun do
     all_three = threading.Barrier(3)
 
     def read(item: int) -> tuple[int, str]:
