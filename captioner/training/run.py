@@ -22,6 +22,7 @@ from captioner.evaluation.calibration import collect, collect_training, fit
 from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
+from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import choose_device
 from captioner.runtime.distributed import rank
 from captioner.runtime.processes import from_first_process, in_all_processes, processes
@@ -148,9 +149,12 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
     if config.decoding.length_penalty is not None:
         return
     scores = {}
+    graphs = graphs_of_search(device) if train.compile != "off" else None
     for penalty in progress_bar(LENGTH_PENALTIES, desc="length penalty"):
         decoding = replace(validation_decoding(setup.config), length_penalty=penalty)
-        found = validate(model, vocabulary, setup.validation, decoding=decoding, device=device)
+        found = validate(
+            model, vocabulary, setup.validation, decoding=decoding, device=device, graphs=graphs
+        )
         scores[penalty] = found.figures[train.metric]
     chosen = max(scores, key=scores.__getitem__)
     config = replace(config, decoding=replace(config.decoding, length_penalty=chosen))
