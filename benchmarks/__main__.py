@@ -3,7 +3,8 @@
     python -m benchmarks [step search folder drawing ...] [--peer PATH] [--output FILE]
 
 Every figure is a ratio of times taken in turns in one run; medians of several rounds, with the
-least and the most. --peer is a checkout of sgrvinod's a-PyTorch-Tutorial-to-Image-Captioning.
+least and the most. One takes two minutes at most. --peer is a checkout of sgrvinod's
+a-PyTorch-Tutorial-to-Image-Captioning.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import matplotlib.cbook
 import torch
 
 from benchmarks import drawing, encoder, folder, peer, search, startup, step
-from benchmarks.timing import ROUNDS, machine
+from benchmarks.timing import ROUNDS, has_bfloat16, machine
 from captioner.runtime.device import choose_device
 
 NAMES = ("step", "search", "folder", "drawing", "encoder", "startup")
@@ -48,13 +49,15 @@ def main() -> int:
     runs = {
         f"step {batch} {dtype}": partial(step.run, batch=batch, dtype=dtype, **settings)
         for batch in ((4,) if quick else (32, 256) if gpu else (32,))
-        for dtype in (torch.float32, torch.bfloat16)
+        for dtype in (torch.float32, *([torch.bfloat16] if has_bfloat16(device) else []))
     }
     batch = 4 if quick else 256 if gpu else 32
-    photos = 4 if quick else 1000
+    photos = 4 if quick else 1000 if gpu else 64
     runs |= {
         "search": partial(search.run, photos=photos, batch=batch, **settings),
-        "folder": partial(folder.run, photos=16 if quick else 500, device=device, rounds=rounds),
+        "folder": partial(
+            folder.run, photos=16 if quick else 500 if gpu else 96, device=device, rounds=rounds
+        ),
         "drawing": partial(drawing.run, photos=4 if quick else 100, rounds=rounds),
         "encoder": partial(encoder.run, batch=4 if quick else 32, device=device, rounds=rounds),
         "startup": partial(startup.run, photo=photo, rounds=rounds),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.timing import Table, in_turns, peak_memory_mib
+from benchmarks.timing import Table, has_bfloat16, in_turns, peak_memory_mib
 from captioner import Captioner
 from captioner.data.images import open_image
 from captioner.runtime.parallel import parallel_map
@@ -24,7 +24,6 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
     """Photos a second of the whole way from JPEG to caption, and of its parts alone."""
     captioner = Captioner.from_pretrained(device=str(device))
     in_torch = Captioner.from_pretrained(device=str(device), engine="torch")
-    rough = Captioner.from_pretrained(device=str(device), precision="bfloat16")
     own = captioner.config.preprocess
     with tempfile.TemporaryDirectory() as folder:
         paths = _draw(Path(folder), photos)
@@ -51,19 +50,18 @@ def run(*, device: torch.device, photos: int, rounds: int) -> Table:
             for _ in parallel_map(by.caption_batch, batches, by.device):
                 pass
 
-        found = in_turns(
-            {
-                ALONE: partial(encode, captioner),
-                f"{ALONE}, bfloat16": partial(encode, rough),
-                "Pillow's decode and resize alone": decode,
-                "loading": load,
-                CAPTIONING: partial(caption, captioner),
-                f"{CAPTIONING}, in PyTorch": partial(caption, in_torch),
-                f"{CAPTIONING}, bfloat16": partial(caption, rough),
-            },
-            device=device,
-            rounds=rounds,
-        )
+        calls = {
+            ALONE: partial(encode, captioner),
+            "Pillow's decode and resize alone": decode,
+            "loading": load,
+            CAPTIONING: partial(caption, captioner),
+            f"{CAPTIONING}, in PyTorch": partial(caption, in_torch),
+        }
+        if has_bfloat16(device):
+            rough = Captioner.from_pretrained(device=str(device), precision="bfloat16")
+            calls[f"{ALONE}, bfloat16"] = partial(encode, rough)
+            calls[f"{CAPTIONING}, bfloat16"] = partial(caption, rough)
+        found = in_turns(calls, device=device, rounds=rounds)
     limits = {
         "loading": "Pillow's decode and resize alone",
         CAPTIONING: ALONE,

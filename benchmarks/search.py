@@ -28,7 +28,7 @@ MAX_WORDS = 20
 
 
 PEERS = 4  # photos of the peer, which is slow
-ALONE = 64  # photos one by one
+ALONE = 16  # photos one by one
 
 
 @torch.inference_mode()
