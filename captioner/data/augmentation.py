@@ -13,11 +13,12 @@ from PIL import Image
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from captioner.data.transforms import ImageTransform
 
 GAP = 3.0  # an image that is so many times as large as its input is reduced in two steps
 ON_TENSORS = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
-_GREY = np.array([0.299, 0.587, 0.114])  # what Pillow makes grey of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Augmentation:
 def augmented_levels(
     transform: ImageTransform, image: Image.Image, view: Geometry, generator: np.random.Generator
 ) -> tuple[np.ndarray, Geometry]:
-    """Return the pixels and the view of `ImageTransform.levels` after random changes."""
+    """Return the pixels and the view of `ImageTransform.levels`, cropped and mirrored at random."""
     augmentation = transform.augmentation or Augmentation()
     view, (width, height) = transform.cropped(random_view(view, augmentation, generator))
     view = in_whole_pixels(view)
@@ -47,8 +48,6 @@ def augmented_levels(
     if view.flipped:
         # by channels: NumPy copies three bytes from right to left five times as slowly
         pixels = np.stack([pixels[:, ::-1, channel] for channel in range(3)], axis=-1)
-    if augmentation.colour:
-        pixels = with_other_colours(pixels, augmentation.colour, generator)
     return pixels, view
 
 
@@ -81,21 +80,40 @@ def resize_on_tensor(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
-def with_other_colours(
-    pixels: np.ndarray, most: float, generator: np.random.Generator
-) -> np.ndarray:
-    """Return pixels with other brightness, contrast and saturation, each changed by up to `most`.
+def colour_factors(
+    augmentation: Augmentation | None, generator: np.random.Generator | None
+) -> np.ndarray | None:
+    """Draw factors of brightness, contrast and saturation, float32 [3]; None: colours stay."""
+    if augmentation is None or generator is None or not augmentation.colour:
+        return None
+    most = augmentation.colour
+    return (1.0 + generator.uniform(-most, most, 3)).astype(np.float32)
 
-    These are the changes of Pillow's ImageEnhance one after another, as one matrix, so that levels
-    are rounded and cut off once.
+
+def recoloured(levels: Tensor, factors: Tensor) -> Tensor:
+    """Return images with other brightness, contrast and saturation.
+
+    These are the changes of Pillow's ImageEnhance one after another, but levels are cut off once.
+
+    Args:
+        levels: float32 [B, 3, H, W], from 0 to 255.
+        factors: [B, 3], of `colour_factors`.
     """
-    brightness, contrast, saturation = 1.0 + generator.uniform(-most, most, 3)
-    image = Image.fromarray(pixels)
-    mean = np.asarray(image.resize((1, 1), Image.Resampling.BOX), dtype=np.float64)[0, 0]
-    scale = brightness * contrast * (saturation * np.eye(3) + (1 - saturation) * _GREY)
-    offset = np.full(3, (1 - contrast) * brightness * (_GREY @ mean))
-    matrix = np.column_stack([scale, offset]).ravel().tolist()
-    return np.asarray(image.convert("RGB", tuple(matrix)))
+    brightness, contrast, saturation = factors.T[..., None, None, None]
+    red, green, blue = levels.unbind(1)
+    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)  # as Pillow's
+    levels = grey.lerp(levels, saturation)
+    levels = grey.mean((2, 3), keepdim=True).lerp(levels, contrast)
+    return (brightness * levels).clamp(0, 255)
+
+
+def with_other_colours(pixels: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Return `recoloured` of uint8 pixels [H, W, 3]."""
+    import torch
+
+    levels = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
+    levels = recoloured(levels, torch.from_numpy(factors).unsqueeze(0))
+    return np.asarray(levels[0].permute(1, 2, 0).round().to(torch.uint8))
 
 
 def random_view(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from captioner.data.augmentation import recoloured
 from captioner.data.vocabulary import Vocabulary
 from captioner.runtime.draws import child_seeds
 
@@ -69,6 +70,7 @@ class Batch:
         seeds: int64 [N], seeds of random draws, each a function of (seed, epoch, caption).
         image_seeds: int64 [B], seeds of random draws for the images.
         seed: Seed of dropout, a function of (seed, epoch, entries).
+        colours: float32 [B, 3], factors by which `to` changes the colours of pixels.
         mean_std: float32 [2, 3], the mean and standard deviation of pixels in `inputs`.
         from_frozen: Whether `inputs` are features of the encoder's frozen stages.
         unreadable: Files left out, each with the reason.
@@ -85,6 +87,7 @@ class Batch:
     seeds: Tensor | None = None
     image_seeds: Tensor | None = None
     seed: int = 0
+    colours: Tensor | None = None
     mean_std: Tensor | None = None
     from_frozen: bool = False
     unreadable: list[tuple[str, str]] = field(default_factory=list)
@@ -103,12 +106,15 @@ class Batch:
         inputs = moved.inputs
         if moved.mean_std is not None and inputs.dtype == torch.uint8:
             mean, std = moved.mean_std.view(2, 3, 1, 1)
-            inputs = inputs.float().div_(255).sub_(mean).div_(std)
+            inputs = inputs.float()
+            if moved.colours is not None:
+                inputs = recoloured(inputs, moved.colours)
+            inputs = inputs.div_(255).sub_(mean).div_(std)
         # Without a readable image, `inputs` is empty and has no layout.
         layout = torch.channels_last if inputs.dim() == 4 else torch.contiguous_format
         # float32, except in tests of exact equality
         inputs = inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
-        moved = replace(moved, inputs=inputs, mean_std=None)
+        moved = replace(moved, inputs=inputs, colours=None, mean_std=None)
         return replace(moved, images=self.images, lengths=self.lengths)
 
     def repeated(self, times: int) -> Batch:

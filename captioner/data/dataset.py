@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from captioner.data.augmentation import colour_factors
 from captioner.data.batch import Batch
 from captioner.data.feature_cache import FeatureCache
 from captioner.data.images import open_image
@@ -75,11 +76,13 @@ class CaptionDataset(Dataset[Batch]):
         repeats, chosen = np.divmod(np.asarray(entries, dtype=np.int64), len(self.captions))
         views = self.captions.image_of[chosen] + repeats * len(self.images)
         inputs: dict[int, Tensor] = {}
+        colours: list[np.ndarray] = []
         unreadable: dict[str, str] = {}
         for view in np.unique(views).tolist():
             repeat, image = divmod(view, len(self.images))
             try:
-                inputs[view] = self._read(image, epoch, repeat)
+                inputs[view], factors = self._read(image, epoch, repeat)
+                colours += [] if factors is None else [factors]
             except ImageError as error:
                 unreadable[str(self.images[image].path)] = str(error)
         order = np.argsort(-self.captions.lengths[chosen], kind="stable")
@@ -106,25 +109,31 @@ class CaptionDataset(Dataset[Batch]):
             seeds=child_seeds(seed, torch.from_numpy(chosen + repeats * len(self.captions))),
             image_seeds=child_seeds(seed + 1, torch.from_numpy(read)),
             seed=seed_of(self.seed, epoch, first + 1),
+            colours=torch.from_numpy(np.stack(colours)) if colours else None,
             mean_std=torch.from_numpy(np.stack([self.transform.mean, self.transform.std])),
             from_frozen=self.cache is not None,
             unreadable=list(unreadable.items()),
         )
 
-    def _read(self, image: int, epoch: int, repeat: int) -> Tensor:
-        """Return a view of an image: pixels, or cached features [C, h, w].
+    def _read(self, image: int, epoch: int, repeat: int) -> tuple[Tensor, np.ndarray | None]:
+        """Return a view of an image, pixels or cached features [C, h, w], and `colour_factors`.
 
         Pixels are uint8 [H, W, 3], a quarter of the bytes of a network's input; those of
-        `letterbox`, whose padding is no level, are normalised, float32 [3, H, W].
+        `letterbox`, whose padding is no level, are normalised, float32 [3, H, W], and have their
+        colours.
         """
         generator = np.random.default_rng((self.seed, epoch, image, repeat))
         if self.cache is not None:
             features = self.cache.read(image, int(generator.integers(self.cache.views)))
-            return features if self.cache_crop is None else self.cache_crop(features, generator)
+            if self.cache_crop is not None:
+                features = self.cache_crop(features, generator)
+            return features, None
         photo = open_image(self.images[image].path)
         if self.transform.resize == "letterbox":
-            return self.transform(photo, generator)[0]
-        return torch.from_numpy(self.transform.levels(photo, generator)[0].copy())
+            return self.transform(photo, generator)[0], None
+        levels, _ = self.transform.levels(photo, generator)
+        factors = colour_factors(self.transform.augmentation, generator)
+        return torch.from_numpy(levels.copy()), factors
 
 
 @dataclass(eq=False)

@@ -9,7 +9,13 @@ import numpy as np
 from PIL import Image
 
 from captioner.config import Interpolation, ResizeMode
-from captioner.data.augmentation import GAP, Augmentation, augmented_levels
+from captioner.data.augmentation import (
+    GAP,
+    Augmentation,
+    augmented_levels,
+    colour_factors,
+    with_other_colours,
+)
 from captioner.data.images import MIN_CONTRAST
 from captioner.types import Geometry
 
@@ -73,6 +79,8 @@ class ImageTransform:
             that it covers.
         """
         levels, view = self.levels(image, generator)
+        if (factors := colour_factors(self.augmentation, generator)) is not None:
+            levels = with_other_colours(levels, factors)
         height, width = levels.shape[:2]
         left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
         array = np.zeros((3, self.height_px, self.width_px), dtype=np.float32)
@@ -98,7 +106,8 @@ class ImageTransform:
     ) -> tuple[np.ndarray, Geometry]:
         """Return the pixels that `array` normalises: uint8 [height, width, 3].
 
-        With `letterbox` the padding is missing, from the pixels and from the rectangle.
+        With `letterbox` the padding is missing, from the pixels and from the rectangle. With a
+        generator, `colour_factors` are to be drawn from it and applied.
         """
         view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
         if self.augmentation and generator:

@@ -72,9 +72,6 @@ def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return [b.tolist() for b in one] == [b.tolist() for b in other]
 
 
-# ------------------------------------------------------------------------------------ the order
-
-
 @pytest.mark.parametrize("by", MODES)
 @pytest.mark.parametrize("size", [1, 5, 16, 10_000])
 def test_every_caption_is_in_exactly_one_batch_of_an_epoch(by: str, size: int) -> None:
@@ -154,11 +151,14 @@ def test_an_item_is_the_captions_as_indices_and_their_photos_once(
 def test_training_reads_a_photo_as_captioning_does(
     photos: list[CaptionedImage], resize: ResizeMode
 ) -> None:
-    reading = transform(None, resize)
-    data = CaptionDataset(photos, encode_captions(photos, VOCABULARY), reading, seed=3)
-    batch = data[0, [0, 2]].to(torch.device("cpu"))
-    for image, found in zip(batch.images.tolist(), batch.inputs, strict=True):
-        assert torch.equal(found, reading(open_image(photos[image].path))[0])
+    for augmentation, rounded in ((None, 0), (AUGMENTATION, 0.51 / 255 / 0.2)):
+        reading = transform(augmentation, resize)
+        data = CaptionDataset(photos, encode_captions(photos, VOCABULARY), reading, seed=3)
+        batch = data[0, [0, 2]].to(torch.device("cpu"))
+        for image, found in zip(batch.images.tolist(), batch.inputs, strict=True):
+            photo = open_image(photos[image].path)
+            expected, _ = reading(photo, np.random.default_rng((3, 0, image, 0)))
+            torch.testing.assert_close(found, expected, rtol=0, atol=rounded)
 
 
 def test_long_captions_are_cut_and_those_without_words_left_out() -> None:
@@ -175,7 +175,7 @@ def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(photos: list[Capti
     data = dataset(photos)
 
     def view(data: CaptionDataset, epoch: int, captions: list[int], row: int) -> torch.Tensor:
-        return data[epoch, captions].inputs[row]
+        return data[epoch, captions].to(torch.device("cpu")).inputs[row]
 
     alone = view(data, 1, [4], 0)  # the captions 4 and 5 are of photo 2
     assert torch.equal(view(data, 1, [0, 1, 2, 4, 9], 2), alone)
@@ -203,9 +203,6 @@ def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(
     expected = data[0, good]
     for name in ("inputs", "image_index", "tokens", "targets", "lengths"):
         assert torch.equal(getattr(whole, name), getattr(expected, name))
-
-
-# --------------------------------------------------------------------------------------- loading
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -204,12 +204,13 @@ def test_colours_are_those_of_pillow_s_enhancers_one_after_another() -> None:
     smooth = Image.fromarray(noise(9, 11) // 3 + 60).resize((WIDTH, HEIGHT))
     for seed in range(20):
         changes = transform(augmentation=Augmentation(colour=0.3))
-        pixels, _ = changes.levels(smooth, np.random.default_rng(seed))
+        inputs, _ = changes(smooth, np.random.default_rng(seed))
         generator, expected = np.random.default_rng(seed), smooth
         generator.random(3 + 1)  # of the crop and the mirror image
         for enhance in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
             expected = enhance(expected).enhance(1.0 + generator.uniform(-0.3, 0.3))
-        np.testing.assert_allclose(pixels, np.asarray(expected).astype(float), rtol=0, atol=3.1)
+        expected_inputs = np.asarray(expected, float).transpose(2, 0, 1) / 255
+        np.testing.assert_allclose(inputs, expected_inputs, rtol=0, atol=3.1 / 255)
 
 
 # ---------------------------------------------------------------------------- blank photos and noise
