@@ -293,7 +293,8 @@ class DataConfig:
         batch_by: `length` batches captions of equal length (the paper, section 4.3); `photo`
             batches images with all their captions, so that the encoder runs once an image.
         batch_size: Captions a batch.
-        workers: Processes that read images; 0 reads them in the training process.
+        workers: Processes that read images; 0 reads them in the training process. null: for a GPU
+            one less than its share of the cores (16 at most), for a CPU one.
         flip: Probability of mirroring a training image.
         min_area: Smallest share of a training image that a random crop keeps.
         colour: Largest relative change of brightness, contrast and saturation in training.
@@ -323,7 +324,7 @@ class DataConfig:
     max_words: PositiveInt | None = 25
     batch_by: Literal["length", "photo"] = "photo"
     batch_size: PositiveInt = 160
-    workers: NonNegativeInt = 2
+    workers: NonNegativeInt | None = None
     flip: UnitInterval = 0.5
     min_area: AreaShare = 0.8
     colour: UnitInterval = 0.2

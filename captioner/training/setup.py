@@ -26,6 +26,7 @@ from captioner.log import logger
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
+from captioner.runtime.parallel import reading_processes
 from captioner.training.pretrained import load_pretrained
 from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationData
@@ -209,7 +210,7 @@ def build_cache(
     views: int = 1,
 ) -> FeatureCache:
     """Return the cache of the frozen features of these images, made where it is missing."""
-    encoder = model.encoder.eval()
+    encoder, workers = model.encoder.eval(), reading_processes(config.data.workers, device)
     if encoder.frozen_stages == 0:
         raise ConfigError(
             "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
@@ -227,6 +228,5 @@ def build_cache(
         fingerprint=encoder.backbone.fingerprint(encoder.frozen_stages),
         views=views,
         seed=config.train.seed,
-        # On a CPU the encoder needs the cores; for a GPU they read as many images as they can.
-        workers=min(1, config.data.workers) if device.type == "cpu" else config.data.workers,
+        workers=min(1, workers) if device.type == "cpu" else workers,  # a CPU computes, too
     )

@@ -23,7 +23,7 @@ from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import parallel, rank, world_size
 from captioner.runtime.draws import seed_of
-from captioner.runtime.parallel import available_cores
+from captioner.runtime.parallel import reading_processes
 from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer
@@ -186,7 +186,7 @@ class Trainer:
         loader = load_items(
             setup.dataset,
             [(self.epoch, share(entries)) for entries in batches_of_all[self.batch :]],
-            workers=min(config.data.workers, available_cores()),
+            workers=reading_processes(config.data.workers, self.device),
             pin_memory=self.device.type == "cuda",
         )
         bar = progress_bar(

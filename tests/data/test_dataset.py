@@ -119,9 +119,6 @@ def test_batches_by_photo_keep_the_captions_of_a_photo_together() -> None:
     assert {b[0] for b in found} != {b[0] for b in batches("photo", size=16).epoch(1)}
 
 
-# ---------------------------------------------------------------------------------- a batch's content
-
-
 def test_an_item_is_the_captions_as_indices_and_their_photos_once(
     photos: list[CaptionedImage],
 ) -> None:
@@ -183,9 +180,6 @@ def test_a_photo_s_view_depends_on_seed_epoch_and_photo_alone(photos: list[Capti
     assert torch.equal(view(dataset(photos), 1, [4], 0), alone)
     assert not torch.equal(view(data, 2, [4], 0), alone)
     assert not torch.equal(view(dataset(photos, seed=4), 1, [4], 0), alone)
-
-
-# ------------------------------------------------------------------------------ photos that fail
 
 
 def test_an_unreadable_photo_is_reported_and_its_captions_are_left_out(

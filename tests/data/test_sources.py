@@ -59,9 +59,6 @@ def views(captions: EncodedCaptions, entries: list[np.ndarray]) -> Counter[int]:
     return counts
 
 
-# ------------------------------------------------------------------------------------ reading
-
-
 def test_the_sources_are_joined_and_each_image_knows_its_own(two: DataConfig) -> None:
     data = read_sources(two)
     assert [image.source for image in data.training] == [0] * 6 + [1] * 4
@@ -102,9 +99,6 @@ def test_loss_weights_are_per_caption(two: DataConfig) -> None:
     assert repeated.inputs is batch.inputs
 
 
-# ---------------------------------------------------------------------------------- an epoch
-
-
 @pytest.mark.parametrize("by", ["photo", "length"])
 def test_sources_of_weight_one_come_in_the_order_of_a_single_source(by: str) -> None:
     captions, joined = batches([7, 9], [1.0, 1.0], by)
@@ -140,9 +134,6 @@ def test_over_the_epochs_all_images_come_equally_often(weight: float) -> None:
         assert sum(counts[image] for image in range(13, 23)) == pytest.approx(10 * weight, abs=1)
         total.update(counts)
     assert {total[image] for image in range(13, 23)} <= {int(40 * weight), round(40 * weight)}
-
-
-# ------------------------------------------------------------------------------------ the views
 
 
 @pytest.fixture
@@ -193,9 +184,6 @@ def test_workers_and_resuming_in_mid_epoch_change_nothing(
     for one, other in zip(plain, resumed, strict=True):
         for name in ("inputs", "images", "image_index", "tokens", "targets", "lengths"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
-
-
-# ---------------------------------------------------------------------------------- the digests
 
 
 def test_the_digest_of_captions_follows_sources_ids_and_texts_but_not_places(
