@@ -36,6 +36,9 @@ def build_call(select: str, way: str, photos: int, device: torch.device) -> Call
     lengths = torch.randint(8, WORDS + 1, (captions,)).sort(descending=True)[0]
     lengths[0] = WORDS
     batch = made_up_batch(lengths, images=photos, size_px=SIZE, vocabulary=VOCABULARY)
+    pixels = torch.randint(256, (photos, SIZE, SIZE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    factors = torch.rand(photos, 3) + 0.5
+    batch = replace(batch, inputs=pixels, colours=factors, mean_std=torch.full((2, 3), 0.5))
     if device.type == "cuda":
         batch = batch.pin_memory()
     return lambda: step([batch], learning_rate_factor=1.0)
