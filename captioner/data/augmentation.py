@@ -13,8 +13,6 @@ from PIL import Image
 from captioner.types import Geometry
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from captioner.data.transforms import ImageTransform
 
 GAP = 3.0  # an image that is so many times as large as its input is reduced in two steps
@@ -90,26 +88,11 @@ def colour_factors(
     return (1.0 + generator.uniform(-most, most, 3)).astype(np.float32)
 
 
-def recoloured(levels: Tensor, factors: Tensor) -> Tensor:
-    """Return images with other brightness, contrast and saturation.
-
-    These are the changes of Pillow's ImageEnhance one after another, but levels are cut off once.
-
-    Args:
-        levels: float32 [B, 3, H, W], from 0 to 255.
-        factors: [B, 3], of `colour_factors`.
-    """
-    brightness, contrast, saturation = factors.T[..., None, None, None]
-    red, green, blue = levels.unbind(1)
-    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)  # as Pillow's
-    levels = grey.lerp(levels, saturation)
-    levels = grey.mean((2, 3), keepdim=True).lerp(levels, contrast)
-    return (brightness * levels).clamp(0, 255)
-
-
 def with_other_colours(pixels: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Return `recoloured` of uint8 pixels [H, W, 3]."""
+    """Return uint8 pixels [H, W, 3] as `recoloured` of a batch."""
     import torch
+
+    from captioner.data.batch import recoloured
 
     levels = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
     levels = recoloured(levels, torch.from_numpy(factors).unsqueeze(0))

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from captioner.data.augmentation import recoloured
 from captioner.data.vocabulary import Vocabulary
 from captioner.runtime.draws import child_seeds
 
@@ -46,6 +45,23 @@ def word_mask(lengths: Tensor) -> Tensor:
     if lengths.dim() == 2:
         return lengths
     return torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+
+
+def recoloured(levels: Tensor, factors: Tensor) -> Tensor:
+    """Return images with other brightness, contrast and saturation.
+
+    These are the changes of Pillow's ImageEnhance one after another, but levels are cut off once.
+
+    Args:
+        levels: float32 [B, 3, H, W], from 0 to 255.
+        factors: [B, 3], of `augmentation.colour_factors`.
+    """
+    brightness, contrast, saturation = factors.T[..., None, None, None]
+    red, green, blue = levels.unbind(1)
+    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)  # as Pillow's
+    levels = grey.lerp(levels, saturation)
+    levels = grey.mean((2, 3), keepdim=True).lerp(levels, contrast)
+    return (brightness * levels).clamp(0, 255)
 
 
 @dataclass(frozen=True)
