@@ -79,10 +79,10 @@ def resize_on_tensor(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np
 
 
 def colour_factors(
-    augmentation: Augmentation | None, generator: np.random.Generator | None
+    augmentation: Augmentation | None, generator: np.random.Generator
 ) -> np.ndarray | None:
     """Draw factors of brightness, contrast and saturation, float32 [3]; None: colours stay."""
-    if augmentation is None or generator is None or not augmentation.colour:
+    if augmentation is None or not augmentation.colour:
         return None
     most = augmentation.colour
     return (1.0 + generator.uniform(-most, most, 3)).astype(np.float32)

@@ -79,7 +79,7 @@ class ImageTransform:
             that it covers.
         """
         levels, view = self.levels(image, generator)
-        if (factors := colour_factors(self.augmentation, generator)) is not None:
+        if generator and (factors := colour_factors(self.augmentation, generator)) is not None:
             levels = with_other_colours(levels, factors)
         height, width = levels.shape[:2]
         left, top = (self.width_px - width) // 2, (self.height_px - height) // 2
