@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from captioner.runtime.device import Device
 
-MOST_READING = 16  # processes that read for training: more than an H200 needs
 READERS = 8  # threads at most that read images for a GPU
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -39,17 +38,6 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     cores = available_cores(cgroup)
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(given)) if given.isdecimal() and int(given) else cores
-
-
-def reading_processes(asked: int | None, device: Device) -> int:
-    """Count the processes that read training images, as `data.workers` asks for them."""
-    cores = available_cores()
-    if asked is not None:
-        return min(asked, cores)
-    if device.type == "cpu":  # which needs the cores
-        return min(1, cores - 1)
-    share = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, of this machine
-    return max(1, min(MOST_READING, share - 1))
 
 
 def parallel_map(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +29,13 @@ from captioner.log import logger
 from captioner.models.build import build_model, resolved
 from captioner.models.model import CaptionModel
 from captioner.registry import TASKS, TOKENIZERS
-from captioner.runtime.parallel import reading_processes
+from captioner.runtime.parallel import available_cores
 from captioner.training.pretrained import load_pretrained
 from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationData
 
+MOST_READING = 16  # processes that read images for a GPU: more than an H200 needs
+SHARED_MEMORY, READING_BYTES = Path("/dev/shm"), 64 << 20  # what one of them may fill
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
@@ -230,3 +235,24 @@ def build_cache(
         seed=config.train.seed,
         workers=min(1, workers) if device.type == "cpu" else workers,  # a CPU computes, too
     )
+
+
+@functools.cache  # says only once that memory is short
+def reading_processes(asked: int | None, device: torch.device) -> int:
+    """Count the processes that read training images, as `data.workers` asks for them."""
+    cores = available_cores()
+    if asked is not None:
+        return min(asked, cores)
+    if device.type == "cpu":  # which needs the cores
+        return min(1, cores - 1)
+    share = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's, of this machine
+    count = max(1, min(MOST_READING, share - 1))
+    # They hand over batches in shared memory, of which Docker gives 64 MB.
+    if SHARED_MEMORY.exists() and shutil.disk_usage(SHARED_MEMORY).free < count * READING_BYTES:
+        logger.warning(
+            f"{SHARED_MEMORY} has too little room for {count} processes that read photos, so one "
+            "reads and trains, and a GPU waits for it; give a container more (docker run "
+            "--shm-size 8g), or set data.workers"
+        )
+        return 0
+    return count

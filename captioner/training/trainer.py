@@ -23,12 +23,11 @@ from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import parallel, rank, world_size
 from captioner.runtime.draws import seed_of
-from captioner.runtime.parallel import reading_processes
 from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer
 from captioner.training.run_log import RunLog, model_card
-from captioner.training.setup import Setup
+from captioner.training.setup import Setup, reading_processes
 from captioner.training.step import (
     StepOutput,
     learning_rate_factor,

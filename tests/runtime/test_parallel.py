@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from captioner.runtime import parallel as passes
-from captioner.runtime.parallel import parallel_map, prefetch, reading_processes
+from captioner.runtime.parallel import parallel_map, prefetch
 
 CPU = torch.device("cpu")
 
@@ -67,20 +67,3 @@ def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     found = list(prefetch(read, range(12), GPU))
     assert [item for item, _ in found] == list(range(12))
     assert len({name for _, name in found}) == 3
-
-
-def test_all_cores_but_one_read_for_a_gpu_and_one_for_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of_gpu = {
-        (None, 16, 1): 15,
-        (None, 99, 1): 16,
-        (None, 128, 8): 15,
-        (None, 1, 1): 1,
-        (4, 2, 1): 2,
-    }
-    for device, cases in ((GPU, of_gpu), (CPU, {(None, 8, 1): 1, (None, 1, 1): 0, (0, 8, 1): 0})):
-        for (asked, cores, processes), expected in cases.items():
-            monkeypatch.setattr(passes, "available_cores", lambda cores=cores: cores)
-            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-            assert reading_processes(asked, device) == expected, (asked, cores, processes)

@@ -18,7 +18,7 @@ from captioner.config.settings import Config, SourceConfig
 from captioner.data.images import open_image
 from captioner.errors import CheckpointError, ConfigError, DataError
 from captioner.models.build import build_model
-from captioner.training import train
+from captioner.training import setup, train
 from captioner.training.run import changed_settings
 from captioner.training.setup import Setup, prepare
 
@@ -242,3 +242,22 @@ def test_a_changed_setting_is_fixed_or_reported_or_of_no_consequence(
     )
     fixed, reported = changed_settings(old, new)
     assert (fixed, reported) == ([key] * (expected == "fixed"), [key] * (expected == "reported"))
+
+
+def test_all_cores_but_one_read_for_a_gpu_unless_shared_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def counted(asked: int | None, device: str, cores: int, processes: int = 1) -> int:
+        monkeypatch.setattr(setup, "available_cores", lambda: cores)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        return setup.reading_processes.__wrapped__(asked, torch.device(device))
+
+    monkeypatch.setattr(setup, "READING_BYTES", 0)
+    assert [counted(None, "cuda", cores) for cores in (1, 16, 99)] == [1, 15, 16]
+    assert counted(None, "cuda", 128, processes=8) == 15
+    assert [counted(None, "cpu", cores) for cores in (1, 8)] == [0, 1]
+    assert [counted(asked, "cuda", 2) for asked in (0, 4)] == [0, 2]
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(setup, "READING_BYTES", 1 << 60)
+    assert [counted(asked, "cuda", 16) for asked in (None, 4)] == [0, 4]
+    assert "--shm-size" in capsys.readouterr().err
