@@ -35,7 +35,7 @@ from captioner.training.task import TrainingTask
 from captioner.training.validation import ValidationData
 
 MOST_READING = 16  # processes that read images for a GPU: more than an H200 needs
-SHARED_MEMORY, READING_BYTES = Path("/dev/shm"), 64 << 20  # what one of them may fill
+SHARED_MEMORY, READING_BYTES = Path("/dev/shm"), 64 << 20  # bytes that each may fill
 OTHER_LANGUAGE = 0.6  # share of words that a model knows, below which they are of another language
 KNOWN_WORDS = 0.9  # below this share of known words the user is warned; rare words are less
 
@@ -215,7 +215,7 @@ def build_cache(
     views: int = 1,
 ) -> FeatureCache:
     """Return the cache of the frozen features of these images, made where it is missing."""
-    encoder, workers = model.encoder.eval(), reading_processes(config.data.workers, device)
+    encoder = model.encoder.eval()
     if encoder.frozen_stages == 0:
         raise ConfigError(
             "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
@@ -225,6 +225,7 @@ def build_cache(
     def encode(batch: Tensor) -> Tensor:
         return encoder.frozen_features(batch.to(device, memory_format=torch.channels_last))
 
+    workers = reading_processes(config.data.workers, device)
     return build_feature_cache(
         Path(str(config.data.cache)),
         [image.path for image in images],

@@ -136,7 +136,7 @@ def test_fixed_shapes_give_the_same_hypotheses_to_the_bit(kind: str, options: st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replayed_graphs_give_the_hypotheses_of_the_same_shapes(kind: str, monkeypatch) -> None:
-    """Also of batches that fill a shape in part, end early, or sample otherwise, when all is new."""
+    """Also of batches that fill a shape in part, end early, or sample otherwise, and once others are forgotten."""
     decoder, grid = loud(kind, end=1.0)
     chosen = OPTIONS["bound" if kind == "soft" else "no repeats"]
     options = SearchOptions(max_words=MAX_WORDS, num_captions=9, **chosen)
