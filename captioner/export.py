@@ -32,7 +32,8 @@ from captioner.engines.graphs import FORMAT
 from captioner.errors import CaptionerError, error_summary, needs_extra
 from captioner.generation.beam_search import ATTENDED
 from captioner.log import progress_bar
-from captioner.models.attention.attention import Attention, HardSelect
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.hard import HardSelect
 from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Grid
 
@@ -202,14 +203,18 @@ class _GraphSelect(nn.Module):
         self.select, self.choice, self.layer = select, choice, layer
 
     def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:
-        """Attend by scores [B, K, L] to values [B, L, D]; what is for training is not used."""
+        """Attend as any other `Select`; what is for training is not used."""
         log_map, weights, entropy = self.select.distribution(scores)
         noise = self.choice.noise
-        cells = (log_map + noise[self.layer].flatten(0, 1) if noise else log_map).argmax(-1)
+        if noise:  # [B, heads, K, L]
+            log_map = log_map + (
+                noise[self.layer] if scores.dim() == 4 else noise[self.layer][:, 0]
+            )
+        cells = log_map.argmax(-1)
         chosen = torch.arange(scores.shape[-1]) == cells.unsqueeze(-1)
         mixing = torch.where(self.choice.expectation, weights, chosen.to(weights.dtype))
         return AttentionOutput(
-            torch.bmm(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
+            torch.matmul(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
         )
 
 

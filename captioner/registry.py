@@ -57,7 +57,7 @@ WINDOWS = Registry(
 SELECTS = Registry(
     "attention.select",
     soft="captioner.models.attention.attention:SoftSelect",
-    hard="captioner.models.attention.attention:HardSelect",
+    hard="captioner.models.attention.hard:HardSelect",
 )
 DECODERS = Registry(
     "decoder.kind",

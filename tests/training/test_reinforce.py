@@ -18,7 +18,7 @@ from torch.nn import functional
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import Batch, unpack_by_step
-from captioner.models.attention import attention as attending
+from captioner.models.attention import hard
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
 from captioner.runtime.draws import child_seeds
@@ -105,13 +105,12 @@ def along_every_path(decoder: Decoder, steps: int = T) -> TeacherForcingOutput:
 
     def given(log_map: Tensor, seeds: Tensor | None) -> Tensor:
         """[count, K]: K is 1 in an LSTM's steps, T in a Transformer, whose layers are calls."""
-        if log_map.shape[1] == 1:
-            return paths[:, next(calls)].unsqueeze(1)
-        first = next(calls) * T
-        return paths[:, first : first + T]
+        words = log_map.shape[-2]
+        first = next(calls) * words
+        return paths[:, first : first + words].view(log_map.shape[:-1])
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(attending, "_sample", given)
+        patched.setattr(hard, "_sample", given)
         forced = read(decoder, count)
     assert forced.log_prob.sum(1).exp().sum().item() == pytest.approx(1)
     return forced

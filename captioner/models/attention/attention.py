@@ -5,8 +5,6 @@ Other scores, and windows of some cells, are in `scores`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,14 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, require_divisor
-from captioner.errors import error_summary
-from captioner.log import logger
+from captioner.models.attention.fused import fused_scores
 from captioner.registry import SCORES, SELECTS, WINDOWS
-from captioner.runtime.device import at_least_float32
 from captioner.runtime.draws import child_seeds, uniform
-from captioner.types import AttentionOutput, Grid, given_mode
-
-FEW = 32  # images; to search for so few, starting the compiler takes longer than it saves
+from captioner.types import AttentionOutput, Grid
 
 
 def indexed_tensors(value: Any, index: Any) -> dict[str, Tensor]:
@@ -78,32 +72,6 @@ class Score(nn.Module):
         return queries @ keys.transpose(-1, -2)
 
 
-def additive_scores(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
-    """Compare as `AdditiveScore.compare` does, summing in float32; weight is [heads, 1, 1, a]."""
-    hidden = at_least_float32(keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid()
-    weight = at_least_float32(weight)
-    return 2 * (hidden * weight).sum(-1) - weight.sum(-1)
-
-
-@functools.cache
-def fused_additive_scores() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """Return `additive_scores` as one GPU kernel, which never writes `hidden` to memory.
-
-    None where kernels cannot be compiled, for want of Triton or a C compiler.
-    """
-    if not torch.cuda.is_available():
-        return None
-    try:
-        torch.compile(torch.sin)(torch.zeros(2, device="cuda"))
-    except RuntimeError as error:
-        reason = error_summary(error, part="line")
-        logger.info(f"attention.score additive is slower for want of a compiler ({reason})")
-        return None
-    # The default, 8, is too few for a self-critical run with its validations.
-    torch._dynamo.config.recompile_limit = 64
-    return torch.compile(additive_scores)
-
-
 class AdditiveScore(Score):
     """e_i = w . tanh(W_a a_i + W_h h), the MLP f_att of equation 4 (Bahdanau et al., 2015).
 
@@ -128,13 +96,7 @@ class AdditiveScore(Score):
 
     def compare(self, queries: Tensor, keys: Tensor) -> Tensor:
         weight = self.energy.weight.view(self.heads, 1, 1, -1)
-        if keys.is_cuda and torch.compiler.is_compiling():  # fused with the rest of the step
-            return additive_scores(queries, keys, weight)
-        if (
-            keys.is_cuda
-            and (len(keys) > FEW or not torch.is_inference_mode_enabled())  # samples are training
-            and (fused := fused_additive_scores())
-        ):
+        if keys.is_cuda and (fused := fused_scores(keys)) is not None:
             return fused(queries, keys, weight)
         # [B, heads, K, L, a], in place: it is by far the largest tensor of a step
         hidden = (keys.unsqueeze(2) + 2 * queries.unsqueeze(3)).sigmoid_()
@@ -173,8 +135,9 @@ class Select(nn.Module):
     """Turns scores into a distribution over the cells, and that into a context.
 
     `forward(scores, values, use_expectation, seeds)` attends by scores [B, K, L] to values
-    [B, L, D]. use_expectation, bool [B], says which images take the expectation in place of a
-    sample; seeds, int64 [B, K], are those of the sampled cells. None takes PyTorch's own generator.
+    [B, L, D]; several heads make both [B, heads, ...]. use_expectation, bool [B], says which images
+    take the expectation in place of a sample; seeds, int64 [B, K], are those of the sampled cells.
+    None takes PyTorch's own generator.
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -199,50 +162,8 @@ class SoftSelect(Select):
 
     def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
         weights, entropy = self.distribution(scores)[1:]
-        context = torch.bmm(weights.to(values.dtype), values)
+        context = torch.matmul(weights.to(values.dtype), values)
         return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
-
-
-class HardSelect(Select):
-    """Stochastic hard attention: the context is one cell, s_t ~ Multinoulli(alpha_t) (section 4.1).
-
-    In training the cell is sampled, and the scores learn from `log_prob` and `entropy` in the loss
-    (equation 12). With probability `semi_sampling` an image takes the expectation in that batch
-    (section 4.1; the original code draws once per batch, and then gives the attention no gradient).
-    In evaluation mode, `at_test` chooses between `argmax`, `expectation` and `sample`.
-    """
-
-    def forward(
-        self,
-        scores: Tensor,
-        values: Tensor,
-        use_expectation: Tensor | None = None,
-        seeds: Tensor | None = None,
-    ) -> AttentionOutput:
-        log_map, weights, entropy = self.distribution(scores)
-        mode = "sample" if self.training else given_mode.get() or self.config.at_test
-        mixing, log_prob, cells = weights, torch.zeros_like(entropy), None
-        if mode != "expectation":
-            cells = _sample(log_map, seeds) if mode == "sample" else log_map.argmax(-1)  # [B, K]
-            mixing = torch.zeros_like(weights).scatter_(-1, cells.unsqueeze(-1), 1.0)
-            log_prob = log_map.gather(-1, cells.unsqueeze(-1)).squeeze(-1)
-            if use_expectation is not None:
-                mixing = torch.where(use_expectation.view(-1, 1, 1), weights, mixing)
-                log_prob = log_prob.masked_fill(use_expectation.unsqueeze(-1), 0.0)
-        context = torch.bmm(mixing.to(values.dtype), values)
-        return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
-
-
-def _sample(log_map: Tensor, seeds: Tensor | None) -> Tensor:
-    """Sample one cell of each map, [B, K, L] to [B, K]; seeds [B, K].
-
-    torch.multinomial's method without its wait for the device: the first of exponential clocks.
-    """
-    if seeds is None:
-        clock = torch.empty_like(log_map, requires_grad=False).exponential_()
-    else:
-        clock = -uniform(seeds, log_map.shape[-1]).to(log_map.dtype).log()
-    return (log_map.detach() - clock.clamp_min(torch.finfo(clock.dtype).tiny).log()).argmax(-1)
 
 
 class HeadValues(nn.Module):
@@ -303,10 +224,11 @@ class Attention(nn.Module):
             cells = cells.to(torch.get_autocast_dtype(cells.device.type))
         values = use_expectation = None
         if self.values is not None:
-            values = split_heads(self.values.value(cells), self.values.heads)
-        share = self.select.config.semi_sampling if isinstance(self.select, HardSelect) else 0.0
-        if self.training and share and grid.seeds is not None:
-            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < share
+            values = split_heads(self.values.value(cells), self.values.heads).contiguous()
+        if self.training and grid.seeds is not None:
+            settings = self.select.config
+            share = settings.semi_sampling if settings.select == "hard" else 0.0
+            use_expectation = uniform(grid.seeds, 1).squeeze(-1) < share if share else None
         return Memory(
             Grid(cells, grid.height, grid.width, at_random=grid.at_random),
             self.score.keys(smoothed(grid, self.key_smoothing)),
@@ -324,31 +246,21 @@ class Attention(nn.Module):
             scores = scores.masked_fill(scores > -torch.inf, 0.0)
         seeds, use_expectation = memory.seeds, memory.use_expectation
         heads = scores.shape[1]
-        if memory.values is not None:
-            if use_expectation is not None:
-                use_expectation = use_expectation.repeat_interleave(heads)
-            if seeds is not None:  # one for each head: [B * heads]
-                head = torch.arange(heads, device=seeds.device)
-                seeds = child_seeds(seeds.unsqueeze(1), head).flatten()
+        if memory.values is not None and seeds is not None:  # one for each head: [B, heads]
+            seeds = child_seeds(seeds.unsqueeze(1), torch.arange(heads, device=seeds.device))
         if seeds is not None:  # one for each word: [..., 1] or [..., K]
-            seeds = child_seeds(seeds.unsqueeze(1), position)
+            seeds = child_seeds(seeds.unsqueeze(-1), position)
         if self.values is None or memory.values is None:
             return self.select(scores.squeeze(1), memory.grid.features, use_expectation, seeds)
-        values = memory.values.flatten(0, 1)
-        attended = self.select(scores.flatten(0, 1), values, use_expectation, seeds)
-
-        def by_head(joined: Tensor) -> Tensor:
-            """Map [B * heads, K, ...] to [B, K, heads, ...]."""
-            return joined.unflatten(0, (-1, heads)).transpose(1, 2)
-
-        maps = by_head(attended.weights)
-        cells = None if attended.cells is None else by_head(attended.cells)
+        attended = self.select(scores, memory.values, use_expectation, seeds)
+        maps = attended.weights.transpose(1, 2)  # [B, K, heads, L]
+        cells = None if attended.cells is None else attended.cells.transpose(1, 2)
         return AttentionOutput(
-            context=self.values.output(by_head(attended.context).flatten(-2)),
+            context=self.values.output(attended.context.transpose(1, 2).flatten(-2)),
             weights=maps.mean(2),
-            entropy=by_head(attended.entropy).mean(2),
+            entropy=attended.entropy.mean(1),
             # heads sample independently given the state
-            log_prob=by_head(attended.log_prob).sum(2),
+            log_prob=attended.log_prob.sum(1),
             cells=cells.squeeze(-1) if cells is not None and heads == 1 else cells,
             heads=maps.unsqueeze(2) if heads > 1 else None,
         )

@@ -13,6 +13,7 @@ from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Memory, indexed_tensors
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
+from captioner.models.shared_gradients import shared_gradients
 from captioner.types import AttentionOutput, Grid
 
 
@@ -121,16 +122,17 @@ class LSTMDecoder(Decoder):
             batch_sizes = [running] * running_words.shape[1]
         else:
             batch_sizes = running_words.sum(0).tolist()
-        for step, count in enumerate(batch_sizes):
-            # Captions that have ended leave the batch a quarter at a time: cutting the memory at
-            # every step would cost more in the backward pass than the rows that it saves.
-            if count <= 0.75 * running:
-                running = count
-                memory, state = memory.select(slice(running)), state.select(slice(running))
-            gates = word_gates[step][:running].unsqueeze(1)
-            attended, output, state = self.lstm_step(gates, state, memory)
-            outputs.append(output[:count])
-            steps.append(attended)
+        with shared_gradients():
+            for step, count in enumerate(batch_sizes):
+                # Captions that have ended leave the batch a quarter at a time: cutting the memory
+                # at every step would cost more in the backward pass than the rows that it saves.
+                if count <= 0.75 * running:
+                    running = count
+                    memory, state = memory.select(slice(running)), state.select(slice(running))
+                gates = word_gates[step][:running].unsqueeze(1)
+                attended, output, state = self.lstm_step(gates, state, memory)
+                outputs.append(output[:count])
+                steps.append(attended)
 
         def pack(values: list[Tensor]) -> Tensor:
             """Join [count or more, 1, ...] of each step to [M, ...]."""

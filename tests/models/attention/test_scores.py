@@ -14,16 +14,9 @@ from pretend_gpu import CUDA, PretendedGPU, move
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import (
-    FEW,
-    AdditiveScore,
-    Attention,
-    HardSelect,
-    Score,
-    Select,
-    Window,
-    additive_scores,
-)
+from captioner.models.attention.attention import AdditiveScore, Attention, Score, Select, Window
+from captioner.models.attention.fused import FEW, additive_scores
+from captioner.models.attention.hard import HardSelect
 from captioner.models.attention.scores import CosineScore, MonotonicWindow, PredictiveWindow
 from captioner.registry import SCORES
 from captioner.types import Grid
@@ -134,7 +127,7 @@ def test_a_gpu_s_compiler_is_started_for_training_and_for_many_photos_only(
         compared.append(len(keys))
         return additive_scores(queries, keys, weight)
 
-    place = "captioner.models.attention.attention.fused_additive_scores"
+    place = "captioner.models.attention.fused.compiled_additive_scores"
     monkeypatch.setattr(place, lambda: fused)
     with PretendedGPU():
         move(score)

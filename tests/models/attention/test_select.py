@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, HardSelect, SoftSelect
+from captioner.models.attention.attention import Attention, SoftSelect
+from captioner.models.attention.hard import HardSelect
 from captioner.types import Grid, hard_attention_mode
 
 B, K, L, D = 3, 2, 5, 4

@@ -1,0 +1,97 @@
+"""One gradient for what a recurrent network multiplies by at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+Steps: TypeAlias = list[tuple[Tensor, Tensor]]  # the input, and the gradient of the output
+
+
+def shared_gradients() -> AbstractContextManager[object]:
+    """Return a context for the steps of a recurrent network.
+
+    What all steps multiply by, weights of linear layers and values of attention, gets its gradient
+    from one product. Otherwise there is a thin product for each step, as large as the whole tensor,
+    and it is added to those of the other steps.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _SharedGradients()
+    return nullcontext()
+
+
+class _SharedGradients(TorchFunctionMode):
+    """Replaces `functional.linear` and `torch.matmul`, but not the operator @."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By id: the tensor itself, as else its id could become that of another; what steps take.
+        self.shared: dict[int, tuple[Tensor, Tensor, Steps]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func not in (torch.matmul, functional.linear) or not args[1].requires_grad:
+            return func(*args, **(kwargs or {}))
+        inputs, shared, *bias = args
+        if func is torch.matmul:
+            return self._product(inputs, shared)
+        if inputs.numel() > shared.numel():  # the inputs of all steps would take more memory
+            return func(*args)
+        output = self._product(inputs.flatten(0, -2), shared, transposed=True)
+        output = output.unflatten(0, inputs.shape[:-1])
+        return output if bias == [None] else output + bias[0]
+
+    def _product(self, inputs: Tensor, shared: Tensor, *, transposed: bool = False) -> Tensor:
+        """Return inputs [..., n, m] times the shared [..., m, k], or [k, m] transposed."""
+        key, device = id(shared), inputs.device.type
+        if torch.is_autocast_enabled(device) and inputs.dtype != torch.float64:
+            inputs = inputs.to(torch.get_autocast_dtype(device))
+        if key not in self.shared:
+            steps: Steps = []
+            made = _Shared.apply(shared.to(inputs.dtype), steps, transposed)
+            self.shared[key] = shared, made, steps
+        return _Product.apply(inputs, *self.shared[key][1:], transposed)
+
+
+class _Shared(torch.autograd.Function):
+    """The tensor itself. Its gradient is made of the steps that have gone backward before it."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: Tensor, steps: Steps, transposed: bool) -> Tensor:
+        ctx.steps, ctx.transposed = steps, transposed
+        ctx.set_materialize_grads(False)
+        return shared.view_as(shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: None) -> tuple[Tensor, None, None]:
+        inputs, gradients = (torch.cat(parts, -2) for parts in zip(*ctx.steps, strict=True))
+        ctx.steps.clear()
+        if ctx.transposed:
+            inputs, gradients = gradients, inputs
+        return inputs.mT @ gradients, None, None
+
+
+class _Product(torch.autograd.Function):
+    """A product that leaves the gradient of its second factor to `_Shared`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, shared: Tensor, steps: Steps, transposed: bool) -> Tensor:
+        ctx.steps, ctx.transposed = steps, transposed
+        ctx.save_for_backward(inputs, shared)
+        return inputs @ (shared.mT if transposed else shared)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        inputs, shared = ctx.saved_tensors
+        ctx.steps.append((inputs, gradient))
+        return gradient @ (shared if ctx.transposed else shared.mT), None, None, None
