@@ -22,9 +22,8 @@ def shared_gradients() -> AbstractContextManager[object]:
     from one product. Otherwise there is a thin product for each step, as large as the whole tensor,
     and it is added to those of the other steps.
     """
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _SharedGradients()
-    return nullcontext()
+    pays = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return _SharedGradients() if pays else nullcontext()
 
 
 class _SharedGradients(TorchFunctionMode):
@@ -45,53 +44,52 @@ class _SharedGradients(TorchFunctionMode):
             return self._product(inputs, shared)
         if inputs.numel() > shared.numel():  # the inputs of all steps would take more memory
             return func(*args)
-        output = self._product(inputs.flatten(0, -2), shared, transposed=True)
-        output = output.unflatten(0, inputs.shape[:-1])
+        output = self._product(inputs.flatten(0, -2), shared).unflatten(0, inputs.shape[:-1])
         return output if bias == [None] else output + bias[0]
 
-    def _product(self, inputs: Tensor, shared: Tensor, *, transposed: bool = False) -> Tensor:
-        """Return inputs [..., n, m] times the shared [..., m, k], or [k, m] transposed."""
-        key, device = id(shared), inputs.device.type
+    def _product(self, inputs: Tensor, shared: Tensor) -> Tensor:
+        """Return inputs [..., n, m] times values [..., m, k], or a weight [k, m] transposed."""
+        device = inputs.device.type
         if torch.is_autocast_enabled(device) and inputs.dtype != torch.float64:
             inputs = inputs.to(torch.get_autocast_dtype(device))
-        if key not in self.shared:
+        if id(shared) not in self.shared:
             steps: Steps = []
-            made = _Shared.apply(shared.to(inputs.dtype), steps, transposed)
-            self.shared[key] = shared, made, steps
-        return _Product.apply(inputs, *self.shared[key][1:], transposed)
+            made = _Shared.apply(shared.to(inputs.dtype), steps)
+            self.shared[id(shared)] = shared, made, steps
+        return _Product.apply(inputs, *self.shared[id(shared)][1:])
 
 
 class _Shared(torch.autograd.Function):
     """The tensor itself. Its gradient is made of the steps that have gone backward before it."""
 
     @staticmethod
-    def forward(ctx: Any, shared: Tensor, steps: Steps, transposed: bool) -> Tensor:
-        ctx.steps, ctx.transposed = steps, transposed
+    def forward(ctx: Any, shared: Tensor, steps: Steps) -> Tensor:
+        ctx.steps, ctx.is_weight = steps, shared.dim() == 2
         ctx.set_materialize_grads(False)
         return shared.view_as(shared)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, _: None) -> tuple[Tensor, None]:
         inputs, gradients = (torch.cat(parts, -2) for parts in zip(*ctx.steps, strict=True))
         ctx.steps.clear()
-        if ctx.transposed:
-            inputs, gradients = gradients, inputs
-        return inputs.mT @ gradients, None, None
+        return (gradients.mT @ inputs if ctx.is_weight else inputs.mT @ gradients), None
 
 
 class _Product(torch.autograd.Function):
     """A product that leaves the gradient of its second factor to `_Shared`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, shared: Tensor, steps: Steps, transposed: bool) -> Tensor:
-        ctx.steps, ctx.transposed = steps, transposed
+    def forward(ctx: Any, inputs: Tensor, shared: Tensor, steps: Steps) -> Tensor:
+        ctx.steps = steps
         ctx.save_for_backward(inputs, shared)
-        return inputs @ (shared.mT if transposed else shared)
+        return inputs @ (shared.mT if shared.dim() == 2 else shared)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         inputs, shared = ctx.saved_tensors
         ctx.steps.append((inputs, gradient))
-        return gradient @ (shared if ctx.transposed else shared.mT), None, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        return gradient @ (shared if shared.dim() == 2 else shared.mT), None, None

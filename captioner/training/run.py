@@ -23,7 +23,7 @@ from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import choose_device
+from captioner.runtime.device import choose_device, keep_freed_memory
 from captioner.runtime.distributed import rank
 from captioner.runtime.processes import from_first_process, in_all_processes, processes
 from captioner.storage import locked_folder
@@ -58,6 +58,8 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
     best = run / "best"
     with processes(config.train.device), contextlib.ExitStack() as stack:
         device = choose_device(config.train.device)
+        if device.type == "cpu":
+            keep_freed_memory()
         checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
         config = replace(config, hard=replace(config.hard, reward=reward))
         # Processes agree after each part, before any of them waits for the others' tensors.
