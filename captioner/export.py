@@ -188,9 +188,6 @@ class _Graph(nn.Module):
         return proto.SerializeToString()
 
 
-# --- hard attention -------------------------------------------------------------------------------
-
-
 class _GraphSelect(nn.Module):
     """Hard attention whose randomness is an input: the cell with the largest log alpha + noise.
 
@@ -216,9 +213,6 @@ class _GraphSelect(nn.Module):
         return AttentionOutput(
             torch.matmul(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
         )
-
-
-# --- from nested values to tensors and back -------------------------------------------------------
 
 
 def _parts(value: Any) -> dict[str, Any]:
@@ -257,9 +251,6 @@ def _filled(example: Any, tensors: Iterator[Tensor], **given: Any) -> Any:
     if not parts:
         return example
     return tuple(parts.values()) if type(example) is tuple else type(example)(**parts)
-
-
-# --- ONNX -----------------------------------------------------------------------------------------
 
 
 def weight_places(model: nn.Module, file: Path) -> Places:
