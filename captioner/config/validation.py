@@ -8,14 +8,7 @@ import re
 from dataclasses import replace
 
 from captioner.config.fields import validate_section
-from captioner.config.settings import (
-    Config,
-    DataConfig,
-    HardConfig,
-    ModelConfig,
-    SelfCriticalConfig,
-    SourceConfig,
-)
+from captioner.config.settings import Config, DataConfig, ModelConfig, SourceConfig
 from captioner.errors import ConfigError
 
 
@@ -86,9 +79,9 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             "data.cache_views and data.cache_min_area: do nothing without a cache; name a folder "
             "in data.cache"
         )
-    if config.attention.select != "hard" and config.hard != HardConfig():
+    if config.attention.select != "hard" and config.hard != Config().hard:
         sentences.append("hard: its settings are for attention.select hard, so they do nothing")
-    if not config.self_critical.samples and config.self_critical != SelfCriticalConfig():
+    if not config.self_critical.samples and config.self_critical != Config().self_critical:
         sentences.append("self_critical: without self_critical.samples its settings do nothing")
     if config.train.start_from is None:
         sentences += [
@@ -107,9 +100,6 @@ def unused_settings(config: Config, *, captions: int) -> list[str]:
             "below optim.lr, and little is learned; use more train.epochs, or fewer of them"
         )
     return sentences
-
-
-# --- several data sets ----------------------------------------------------------------------------
 
 
 def data_sources(data: DataConfig) -> list[SourceConfig]:
