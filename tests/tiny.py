@@ -20,8 +20,8 @@ from captioner.config import (
     PreprocessConfig,
 )
 from captioner.config.settings import Config, DataConfig, OptimConfig, TrainConfig
-from captioner.data.layouts import CaptionedData, DataFiles
-from captioner.data.splits import VAL_SHARE, Split
+from captioner.data.layouts import VAL_SHARE, CaptionedData, DataFiles
+from captioner.data.splits import Split
 
 if TYPE_CHECKING:
     from torch import Tensor

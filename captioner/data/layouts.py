@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,21 +15,14 @@ from functools import cached_property
 from pathlib import Path
 
 from captioner.data.checks import Markers, is_caption
-from captioner.data.image_finder import find_images, list_files
+from captioner.data.image_finder import find_images, list_files, plain_name
 from captioner.data.records import read_json
-from captioner.data.splits import (
-    VAL_SHARE,
-    CaptionedImage,
-    ImagePath,
-    Split,
-    TarMember,
-    held_out_for_validation,
-    split_name,
-)
+from captioner.data.splits import CaptionedImage, ImagePath, Split, TarMember, split_name
 from captioner.errors import DataError, listed
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 
+VAL_SHARE = 0.1  # of the photos of a data set without splits
 # Folders next to which the rest of a data set lies.
 _FOLDERS_OF_CAPTIONS = frozenset(("annotations", "captions", "caption_datasets", "flickr8k_text"))
 _FOLDERS_OF_IMAGES = frozenset(
@@ -287,6 +282,22 @@ class CaptionedData:
                 )
             chosen |= {part} if part in available else years
         return [image for image in self._named if image.split in chosen]
+
+
+def held_out_for_validation(names: Sequence[str], share: float) -> set[int]:
+    """Return which images of a data set without splits are held out for validation.
+
+    Each is drawn by a hash of its file name alone, so that a photo keeps its place when others are
+    added. At least two are chosen, because CIDEr of a single one is always 0.
+    """
+
+    def draw(name: str) -> int:
+        base = posixpath.basename(plain_name(name))
+        return int.from_bytes(hashlib.sha256(base.encode(errors="replace")).digest()[:8], "big")
+
+    draws = list(map(draw, names))
+    count = max(2, sum(value < share * 2**64 for value in draws))
+    return set(sorted(range(len(names)), key=lambda index: (draws[index], names[index]))[:count])
 
 
 def _recognised(data: DataFiles) -> tuple[str, Recognised]:

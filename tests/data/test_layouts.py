@@ -16,9 +16,8 @@ from tiny import read_split
 from captioner.cli import train
 from captioner.cli.check_data import check_data
 from captioner.config.settings import Config, DataConfig, SourceConfig
-from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.layouts import CaptionedData, DataFiles, held_out_for_validation
 from captioner.data.sources import read_sources
-from captioner.data.splits import held_out_for_validation
 
 
 @pytest.fixture(params=LAYOUTS)
