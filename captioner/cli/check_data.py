@@ -12,18 +12,18 @@ import io
 import random
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from captioner.cli import command, parsing, show
 from captioner.config.settings import DataConfig
+from captioner.data import checks
+from captioner.data.images import open_image
+from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import ImagePath, Split
 from captioner.errors import DataError, listed
+from captioner.evaluation.results import write_json
 from captioner.files import check_writable, save_bytes
 from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
-
-if TYPE_CHECKING:
-    from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.data.splits import ImagePath, Split
 
 ON_SHEET = 36  # photos on a contact sheet
 
@@ -45,10 +45,6 @@ def check_data(parser: parsing.CommandParser) -> int:
     sheet = arguments.contact_sheet
     if sheet and sheet.suffix.lower() not in (".jpg", ".jpeg", ".png"):
         parser.error(f"argument --contact-sheet: {sheet} does not end in .jpg or .png")
-
-    from captioner.data import checks
-    from captioner.data.layouts import CaptionedData
-    from captioner.evaluation.results import write_json
 
     written = [file for file in (arguments.output, sheet) if file]
     for file in written:
@@ -117,8 +113,6 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
 
 def chosen_data(arguments: argparse.Namespace) -> DataFiles:
     """Return the data set that the options of `add_layout_options` and `root` choose."""
-    from captioner.data.layouts import DataFiles
-
     return DataFiles(**{f.name: getattr(arguments, f.name) for f in fields(DataFiles)})
 
 
@@ -143,7 +137,6 @@ def _read_splits(
 
 def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
     """Write the contact sheet: readable photos at random, each with a caption."""
-    from captioner.data.images import open_image
     from captioner.visualization.word_pictures import contact_sheet
 
     images = [(name, image) for name, split in splits.items() for image in split.images]

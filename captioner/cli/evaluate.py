@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +16,18 @@ from zlib import crc32
 from captioner import cli
 from captioner.cli import parsing
 from captioner.cli.check_data import add_layout_options, chosen_data
+from captioner.data.checks import same_caption
+from captioner.data.images import open_image
+from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import CaptionedImage
 from captioner.errors import CaptionerError, ConfigError, DataError, ImageError
+from captioner.evaluation import results as results_file
+from captioner.evaluation.intervals import FEW_PHOTOS, ImageScores, paired_bootstrap
 from captioner.files import check_writable, save_bytes
 from captioner.log import logger, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from captioner.data.layouts import CaptionedData, DataFiles
-    from captioner.data.splits import CaptionedImage
     from captioner.evaluation.evaluate import Evaluation
-    from captioner.evaluation.intervals import ImageScores
 
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
@@ -64,9 +66,6 @@ def evaluate(parser: parsing.CommandParser) -> int:
     parsing.add_at_test(parser)
     arguments = parser.parse()
 
-    from captioner.data.layouts import CaptionedData
-    from captioner.evaluation.results import write_json
-
     if arguments.report and arguments.report.suffix.lower() not in ("", ".html", ".htm"):
         parser.error(f"argument --report: {arguments.report} does not end in .html")
     written = [file for file in (arguments.output, arguments.report) if file]
@@ -92,7 +91,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
         evaluation, images, code = _caption_split(CaptionedData(data), arguments, options)
         results = evaluation.results
     if arguments.output:
-        write_json(arguments.output, results)
+        results_file.write_json(arguments.output, results)
     if arguments.report:
         _report(arguments.report, evaluation, images)
     _show_results(results, bias=arguments.bias)
@@ -115,14 +114,12 @@ def score_file(
     path: Path, data: DataFiles, split: str, *, limit: int | None = None, **options: Any
 ) -> dict[str, Any]:
     """Return the results of the captions in a file; `options` are those of `score_texts`."""
-    from captioner.data.layouts import CaptionedData
     from captioner.evaluation.evaluate import score_texts
-    from captioner.evaluation.results import match_captions, read_captions
 
-    captions = read_captions(path, split, data)
+    captions = results_file.read_captions(path, split, data)
     references = CaptionedData(data)
     images = references.references(split)[:limit]
-    texts = match_captions(captions, images)
+    texts = results_file.match_captions(captions, images)
     scored = [image for image in images if image.image_id in texts]
     if not scored:
         example = f"{images[0].image_id!r} ({images[0].path.name})" if images else "no photo"
@@ -147,7 +144,6 @@ def _caption_split(
     data: CaptionedData, arguments: argparse.Namespace, options: Mapping[str, Any]
 ) -> tuple[Evaluation, list[CaptionedImage], int]:
     """Caption the photos of a split and score them; return the photos and the exit code, too."""
-    from captioner.data.checks import same_caption
     from captioner.evaluation.evaluate import evaluate
     from captioner.evaluation.grounding import Objects
 
@@ -198,7 +194,6 @@ def _caption_split(
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
     """Print the tables of the results."""
     from captioner.evaluation.metrics import PYTHON_TOKENIZER
-    from captioner.evaluation.results import BIAS, result_tables
 
     signature = results["signature"]
     if signature["tokenizer"] == PYTHON_TOKENIZER:
@@ -213,15 +208,13 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
             cli.show(
                 "{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name])
             )
-    for table in result_tables(results)[1:]:
-        if bias or table.title != BIAS:
+    for table in results_file.result_tables(results)[1:]:
+        if bias or table.title != results_file.BIAS:
             cli.show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))
 
 
 def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]) -> None:
     """Write a page of all figures and the best, the worst and some random photos by CIDEr."""
-    from captioner.data.images import open_image
-    from captioner.evaluation.results import cell_text, result_tables
     from captioner.visualization.page import report_example, report_page
 
     results, captions = evaluation.results, evaluation.captions
@@ -243,8 +236,8 @@ def _report(file: Path, evaluation: Evaluation, images: Sequence[CaptionedImage]
 
     signature = results["signature"]
     tables = [
-        (table.title, table.head, [list(map(cell_text, row)) for row in table.rows])
-        for table in result_tables(results)
+        (table.title, table.head, [list(map(results_file.cell_text, row)) for row in table.rows])
+        for table in results_file.result_tables(results)
     ]
     computed = [[name, str(value)] for name, value in signature.items()]
     page = report_page(
@@ -268,8 +261,6 @@ def compare(parser: parsing.CommandParser) -> int:
     help_ = "of the references (default: test)"
     add_data_options(parser, required=False, default="test", help=help_)
     arguments = parser.parse()
-
-    from captioner.evaluation.intervals import FEW_PHOTOS, paired_bootstrap
 
     a, b = arguments.a, arguments.b
     (signature_a, scores_a), (signature_b, scores_b) = (_scores(path, arguments) for path in (a, b))
@@ -302,9 +293,6 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
 
     With references, both files are scored anew, so that they are compared in the same way.
     """
-    from captioner.evaluation.intervals import ImageScores
-    from captioner.evaluation.results import read_results
-
     if path.is_dir() and not (path / "parts").is_dir():
         raise DataError(
             f"{path} is a folder without captions; compare files, as captioner evaluate "
@@ -313,7 +301,7 @@ def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     if arguments.root is not None:
         content = score_file(path, chosen_data(arguments), arguments.split)
         return content["signature"], ImageScores.of(content["images"])
-    return read_results(path)
+    return results_file.read_results(path)
 
 
 @cli.command
@@ -334,8 +322,6 @@ def score(parser: parsing.CommandParser) -> int:
         parser.error("argument CAPTION: is one caption; score another with a command of its own")
     arguments.text = " ".join(arguments.text)
     parsing.check_output_options(parser, arguments)
-
-    from captioner.data.images import open_image
 
     photo = Path(arguments.photo)
     try:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from captioner.checkpoint import CARD, MODELS, load_model, model_folder, read_weights
+from captioner.checkpoint_writer import add_files, check_absent, read_extra_files, save_model
 from captioner.cli import command, load_captioner, parsing, show
+from captioner.config.validation import validate
+from captioner.data.layouts import CaptionedData, DataFiles
+from captioner.data.splits import CaptionedImage
 from captioner.errors import CheckpointError, ConfigError, DataError
+from captioner.evaluation.results import write_json
 from captioner.files import check_writable
+from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger
 from captioner.registry import DATA_FORMATS
 from captioner.runtime.device import require_torch
-
-if TYPE_CHECKING:
-    from captioner.data.splits import CaptionedImage
 
 
 @command
@@ -31,7 +34,6 @@ def average(parser: parsing.CommandParser) -> int:
     parser.add_argument("output", type=Path, help="folder to make; it must not exist")
     arguments = parser.parse()
 
-    from captioner.checkpoint_writer import check_absent, save_model
     from captioner.training.pretrained import average_models
 
     check_absent(arguments.output)
@@ -71,11 +73,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     parsing.add_device_options(parser)
     arguments = parser.parse()
 
-    from captioner.checkpoint_writer import add_files
-    from captioner.data.layouts import CaptionedData, DataFiles
     from captioner.evaluation.calibration import collect, collect_training, fit
-    from captioner.evaluation.results import write_json
-    from captioner.generation.confidence import CALIBRATOR
 
     if arguments.output:
         check_writable(arguments.output)  # before the photos are captioned
@@ -156,9 +154,6 @@ def export(parser: parsing.CommandParser) -> int:
 
     import torch
 
-    from captioner.checkpoint import CARD, load_model, model_folder, read_weights
-    from captioner.checkpoint_writer import check_absent, read_extra_files, save_model
-    from captioner.config.validation import validate
     from captioner.export import export_graphs
 
     if arguments.output is None:
@@ -200,8 +195,6 @@ def export(parser: parsing.CommandParser) -> int:
 
 def _folder_to_change(model: str | Path) -> Path:
     """Return the folder of a model, unless it is a bundled one."""
-    from captioner.checkpoint import MODELS, model_folder
-
     folder = model_folder(model)
     if folder.resolve().is_relative_to(MODELS.resolve()):
         raise CheckpointError(
