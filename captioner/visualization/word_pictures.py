@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageOps
 
+from captioner.visualization import sheet as sheets
 from captioner.visualization.overlay import PixelPage, resize_captioned, scaled_size
-from captioner.visualization.sheet import (
-    SHEET,
-    WORD_LABEL_HEIGHT,
-    draw_footer,
-    draw_heading,
-    draw_word_label,
-)
 from captioner.visualization.style import Layers, OverlayStyle, Style
 from captioner.visualization.typography import INK, RULE, font, one_line, wrap
 
@@ -50,14 +44,14 @@ def word_images(
     # In step with the picture, but no wider than a narrow one can hold.
     text = max(_SMALLEST_TEXT, min(round(math.sqrt(size[0] * size[1]) / 30), canvas_width // 20))
     place = {"left": text, "width": canvas_width - 2 * text, "size": text}
-    below = size[1] + round(WORD_LABEL_HEIGHT * text) + text
-    height = below + draw_footer(None, [caption], style, top=below, **place) + text
+    below = size[1] + round(sheets.WORD_LABEL_HEIGHT * text) + text
+    height = below + sheets.draw_footer(None, [caption], style, top=below, **place) + text
     for index in range(len(caption.words)):
         page = PixelPage(canvas_width, height)
         left = (canvas_width - size[0]) // 2
         page.draw_word(layers, caption, index, (left, 0, left + size[0], size[1]))
-        draw_word_label(page, caption, index, top=size[1], **place)
-        draw_footer(page, [caption], style, top=below, **place)
+        sheets.draw_word_label(page, caption, index, top=size[1], **place)
+        sheets.draw_footer(page, [caption], style, top=below, **place)
         yield page.image
 
 
@@ -95,11 +89,11 @@ def caption_gif(image: Image.Image, caption: Caption, style: Style = None) -> by
     ImageDraw.Draw(still).rectangle(edge, outline=RULE)
 
     text = max(15, still.width // 26)
-    layout = replace(SHEET, margin=text, text=round(0.8 * text), title=text)
+    layout = replace(sheets.SHEET, margin=text, text=round(0.8 * text), title=text)
     width = still.width - 2 * text
-    top = draw_heading(None, "", caption, layout, 0, width) + text
+    top = sheets.draw_heading(None, "", caption, layout, 0, width) + text
     page = PixelPage(still.width, still.height + top)
-    draw_heading(page, "", caption, layout, text // 2, width)
+    sheets.draw_heading(page, "", caption, layout, text // 2, width)
     frames = []
     for picture in (still, *pictures):
         page.image.paste(picture, (0, top))
