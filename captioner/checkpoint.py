@@ -31,6 +31,7 @@ CARD, STATE, MANIFEST = "README.md", "training_state.pt", "manifest.json"  # STA
 TOKENIZER = "tokenizer.json"  # absent: words
 # ONNX graphs (captioner/export.py), and what they were made of.
 GRAPHS, DESCRIPTION = ("encoder.onnx", "prepare.onnx", "step.onnx"), "graphs.json"
+OWN_FILES = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
 FORMAT = 1  # version of the folder's format; a manifest without one is of version 1
 MODELS = Path(__file__).parent / "bundled"  # the bundled models
 CHECKPOINTS = ("last", "previous")  # of a run, the newest first

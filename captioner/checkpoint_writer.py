@@ -16,21 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioner.checkpoint import (
-    CARD,
-    CONFIG,
-    DESCRIPTION,
-    FORMAT,
-    GRAPHS,
-    MANIFEST,
-    STATE,
-    TOKENIZER,
-    VOCABULARY,
-    WEIGHTS,
-    file_sums,
-    sha256,
-    verify,
-)
+from captioner import checkpoint
 from captioner.config import ModelConfig, to_yaml
 from captioner.data.vocabulary import Tokenizer, Vocabulary
 from captioner.errors import CheckpointError
@@ -81,18 +67,18 @@ def save_model(
     with _replacing_folder(folder, keep=training_state is not None) as temporary:
         # save_file would make a file that only its owner can read
         weights = save(_distinct_weights(model, dtype), metadata={"format": "pt"})
-        (temporary / WEIGHTS).write_bytes(weights)
-        (temporary / CONFIG).write_text(to_yaml(inference), encoding="utf-8")
-        vocabulary.save(temporary / VOCABULARY)
+        (temporary / checkpoint.WEIGHTS).write_bytes(weights)
+        (temporary / checkpoint.CONFIG).write_text(to_yaml(inference), encoding="utf-8")
+        vocabulary.save(temporary / checkpoint.VOCABULARY)
         if vocabulary.tokenizer.name != Tokenizer.name:
-            vocabulary.tokenizer.save(temporary / TOKENIZER)
-        (temporary / CARD).write_text(card, encoding="utf-8")
+            vocabulary.tokenizer.save(temporary / checkpoint.TOKENIZER)
+        (temporary / checkpoint.CARD).write_text(card, encoding="utf-8")
         for name, content in (extra_files or {}).items():
             (temporary / name).write_bytes(content)
         if training_state is not None:
             buffer = io.BytesIO()  # given a file, torch.save hides the disk's error behind its own
             torch.save(training_state, buffer)
-            (temporary / STATE).write_bytes(buffer.getbuffer())
+            (temporary / checkpoint.STATE).write_bytes(buffer.getbuffer())
 
 
 def _distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -110,10 +96,8 @@ def _distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tens
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """Return a verified folder's files of other modules; graphs belong to its weights."""
-    standard = {WEIGHTS, CONFIG, VOCABULARY, TOKENIZER, STATE, DESCRIPTION, *GRAPHS}
-    return {
-        name: (folder / name).read_bytes() for name in file_sums(folder) if name not in standard
-    }
+    names = [name for name in checkpoint.file_sums(folder) if name not in checkpoint.OWN_FILES]
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -121,7 +105,7 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
     The folder is replaced as a whole. Other files in it stay, and the manifest does not list them.
     """
-    sums = verify(folder)
+    sums = checkpoint.verify(folder)
     with _replacing_folder(folder, keep=False) as temporary:
         shutil.copytree(folder, temporary, dirs_exist_ok=True)
         for name, content in files.items():
@@ -132,7 +116,7 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 def copy_model(source: Path, folder: Path) -> None:
     """Write the files that a model folder's manifest lists, and its card, into another folder."""
     with _replacing_folder(folder, keep=False) as temporary:
-        for name in (*file_sums(source), CARD):
+        for name in (*checkpoint.file_sums(source), checkpoint.CARD):
             if (source / name).is_file():
                 shutil.copyfile(source / name, temporary / name)
 
@@ -152,7 +136,7 @@ def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        if not (temporary / MANIFEST).exists():
+        if not (temporary / checkpoint.MANIFEST).exists():
             write_manifest(temporary)
         replaces = folder.exists()
         if replaces:
@@ -193,10 +177,10 @@ def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
         names: The files that it lists; None lists all. Never the card, which people edit.
     """
     if names is None:
-        names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+        names = [path.name for path in folder.iterdir() if path.name != checkpoint.MANIFEST]
     names = sorted(names)
-    sums = {name: sha256(folder / name) for name in names if name != CARD}
-    content = {"format": FORMAT, "sha256": sums}
-    (folder / MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    for name in (*names, MANIFEST, "."):
+    sums = {name: checkpoint.sha256(folder / name) for name in names if name != checkpoint.CARD}
+    content = {"format": checkpoint.FORMAT, "sha256": sums}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for name in (*names, checkpoint.MANIFEST, "."):
         _fsync(folder / name)
