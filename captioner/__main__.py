@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
     if name in ("--version", "-V"):
         print(f"captioner {__version__}")
         return 0
-    listing = [f"  {command:11}{purpose}" for command, purpose in COMMANDS.items()]
+    listing = [f"  {command:11}{purpose}" for command, (_, purpose) in COMMANDS.items()]
     head = "usage: captioner COMMAND [options]   (captioner COMMAND --help shows them)\n"
     usage = "\n".join([head, *listing, EXAMPLES])
     if name in ("--help", "-h"):

@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def commands() -> str:
     """Return a section with the help text of each command."""
     sections = []
-    for name, purpose in COMMANDS.items():
+    for name, (_, purpose) in COMMANDS.items():
         text = io.StringIO()
         columns = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = "90"

@@ -27,31 +27,23 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
-# The commands of `captioner`: each is a function of its name, with `_` for `-`.
+# The commands: the module with a function of the same name, `_` for `-`, and what it does.
 COMMANDS = {
-    "caption": "write captions for photos and draw the attention to each word",
-    "batch": "caption a whole collection, on one machine or a Ray cluster",
-    "score": "read a caption that you bring and draw the attention to each word",
-    "train": "train a model from a recipe",
-    "finetune": "fine-tune a model with your own photos",
-    "check-data": "find mistakes in a data set before training on it",
-    "evaluate": "score a model on a data set",
-    "compare": "test whether two evaluations differ by more than chance",
-    "plot": "draw the curves of a run",
-    "serve": "run a web page and a REST interface",
-    "average": "average models that were fine-tuned from the same one",
-    "calibrate": "fit the confidence of a model's captions",
-    "export": "copy a trained model into a small folder to share",
-    "doctor": "check the installation, and say what is missing",
-    "completion": "print a script that completes commands in your shell",
-}
-
-# The modules of those that are not in one of their own name.
-_MODULES = {
-    **dict.fromkeys(("finetune", "plot"), "train"),
-    **dict.fromkeys(("compare", "score"), "evaluate"),
-    **dict.fromkeys(("average", "calibrate", "export"), "models"),
-    "completion": "doctor",
+    "caption": ("caption", "write captions for photos and draw the attention to each word"),
+    "batch": ("batch", "caption a whole collection, on one machine or a Ray cluster"),
+    "score": ("evaluate", "read a caption that you bring and draw the attention to each word"),
+    "train": ("train", "train a model from a recipe"),
+    "finetune": ("train", "fine-tune a model with your own photos"),
+    "check-data": ("check_data", "find mistakes in a data set before training on it"),
+    "evaluate": ("evaluate", "score a model on a data set"),
+    "compare": ("evaluate", "test whether two evaluations differ by more than chance"),
+    "plot": ("train", "draw the curves of a run"),
+    "serve": ("serve", "run a web page and a REST interface"),
+    "average": ("models", "average models that were fine-tuned from the same one"),
+    "calibrate": ("models", "fit the confidence of a model's captions"),
+    "export": ("models", "copy a trained model into a small folder to share"),
+    "doctor": ("doctor", "check the installation, and say what is missing"),
+    "completion": ("doctor", "print a script that completes commands in your shell"),
 }
 
 # Modules of the extra [train].
@@ -63,9 +55,8 @@ OF_TRAINING = frozenset(
 
 def command_main(name: str) -> Callable[[Sequence[str]], int]:
     """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
-    function = name.replace("-", "_")
-    module: Any = importlib.import_module(f"captioner.cli.{_MODULES.get(name, function)}")
-    return getattr(module, function)
+    module: Any = importlib.import_module(f"captioner.cli.{COMMANDS[name][0]}")
+    return getattr(module, name.replace("-", "_"))
 
 
 def command(run: Callable[[CommandParser], int]) -> Callable[[Sequence[str]], int]:

@@ -118,7 +118,7 @@ def script(shell: str) -> str:
     root = argparse.ArgumentParser(prog="captioner")
     root.add_argument("--version", action="store_true")
     commands = root.add_subparsers()
-    for name, purpose in COMMANDS.items():
+    for name, (_, purpose) in COMMANDS.items():
         parser = commands.add_parser(name, help=purpose, add_help=False)
         page = io.StringIO()
         with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
