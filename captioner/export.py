@@ -120,14 +120,10 @@ def graphs_of_decoder(decoder: Decoder, grid: Grid) -> tuple[tuple[_Graph, _Grap
         logits, attended, after = decoder.step(tokens, before, _filled(memory, given))
         return [logits, *(getattr(attended, name) for name in attended_names), *_tensors(after)]
 
+    step_outputs = ["logits", *attended_names, *(f"next_{name}" for name in states)]
     graphs = (
         _Graph(prepare, _walk(grid), [*memories, *states], decoder=decoder),
-        _Graph(
-            step,
-            step_inputs,
-            ["logits", *attended_names, *(f"next_{name}" for name in states)],
-            decoder=decoder,
-        ),
+        _Graph(step, step_inputs, step_outputs, decoder=decoder),
     )
     positions = getattr(decoder, "positions", None)  # of a decoder that learns them
     return graphs, {
@@ -202,17 +198,14 @@ class _GraphSelect(nn.Module):
     def forward(self, scores: Tensor, values: Tensor, *_: None) -> AttentionOutput:
         """Attend as any other `Select`; what is for training is not used."""
         log_map, weights, entropy = self.select.distribution(scores)
-        noise = self.choice.noise
-        if noise:  # [B, heads, K, L]
-            log_map = log_map + (
-                noise[self.layer] if scores.dim() == 4 else noise[self.layer][:, 0]
-            )
+        if self.choice.noise:
+            noise = self.choice.noise[self.layer]  # [B, heads, K, L]
+            log_map = log_map + (noise if scores.dim() == 4 else noise[:, 0])
         cells = log_map.argmax(-1)
         chosen = torch.arange(scores.shape[-1]) == cells.unsqueeze(-1)
         mixing = torch.where(self.choice.expectation, weights, chosen.to(weights.dtype))
-        return AttentionOutput(
-            torch.matmul(mixing, values), weights, entropy, torch.zeros_like(entropy), cells=cells
-        )
+        context, log_prob = torch.matmul(mixing, values), torch.zeros_like(entropy)
+        return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
 
 
 def _parts(value: Any) -> dict[str, Any]:
@@ -259,16 +252,12 @@ def weight_places(model: nn.Module, file: Path) -> Places:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
     state = model.state_dict(keep_vars=True)
-    by_pointer = {  # tied weights are stored once
-        state[name].data_ptr(): (
-            entry["dtype"],
-            entry["shape"],
-            8 + length + entry["data_offsets"][0],
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-        if name in state and entry["dtype"] in _ONNX_TYPES
-    }
+    by_pointer = {}  # tied weights are stored once
+    for name, entry in header.items():
+        if name in state and entry["dtype"] in _ONNX_TYPES:
+            begin, end = entry["data_offsets"]
+            place = entry["dtype"], entry["shape"], 8 + length + begin, end - begin
+            by_pointer[state[name].data_ptr()] = place
     pointers = {name: value.data_ptr() for name, value in state.items()}
     return {name: by_pointer[each] for name, each in pointers.items() if each in by_pointer}
 
@@ -309,9 +298,8 @@ def _refer_to_file(proto: Any, places: Places) -> None:
             stored.external_data.add(key=key, value=str(value))
         if kind != "F32":
             stored.name = f"{tensor.name}.stored"
-            casts.append(
-                helper.make_node("Cast", [stored.name], [tensor.name], to=TensorProto.FLOAT)
-            )
+            cast = helper.make_node("Cast", [stored.name], [tensor.name], to=TensorProto.FLOAT)
+            casts.append(cast)
         kept.append(stored)
     nodes = [*casts, *proto.graph.node]
     used = {name for node in nodes for name in node.input}
