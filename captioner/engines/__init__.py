@@ -30,11 +30,8 @@ def choose_engine(
 
     `auto` takes the graphs on a CPU in float32.
     """
-    for name, value, accepted in (
-        ("engine", engine, get_args(EngineName)),
-        ("precision", precision, get_args(Precision)),
-    ):
-        if value not in accepted:
+    for name, value, kind in (("engine", engine, EngineName), ("precision", precision, Precision)):
+        if value not in (accepted := get_args(kind)):
             raise ConfigError(f"{name}: '{value}' is not accepted; use {' or '.join(accepted)}")
     on_cpu = precision == "float32" and device in ("auto", "cpu")
     if engine == "runtime" and not on_cpu:

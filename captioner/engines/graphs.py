@@ -65,9 +65,8 @@ class GraphEngine:
         encoder, prepare, step = (folder / name for name in GRAPHS)
         self._at_once = min(_ENCODED_AT_ONCE, usable_cores())
         self._encoder = Graph(encoder, cache, streams=self._at_once)
-        self.decoder = GraphDecoder(
-            Graph(prepare, cache), Graph(step, cache), config.attention.at_test, description
-        )
+        graphs = Graph(prepare, cache), Graph(step, cache)
+        self.decoder = GraphDecoder(*graphs, config.attention.at_test, description)
 
     def encode(self, images: Sequence[np.ndarray]) -> Grid:
         with ThreadPoolExecutor(self._at_once) as threads:
