@@ -52,9 +52,7 @@ class Problem(HTTPException):
         return content | ({"errors": self.errors} if self.errors else {})
 
     def response(self) -> JSONResponse:
-        return JSONResponse(
-            self.document(), self.status_code, headers=self.headers, media_type=MEDIA_TYPE
-        )
+        return JSONResponse(self.document(), self.status_code, self.headers, MEDIA_TYPE)
 
 
 def option_problem(name: str, detail: str) -> Problem:

@@ -73,18 +73,14 @@ def create_app(
         allowed_origins: Origins of other sites whose pages may use the interface.
     """
     registry = CollectorRegistry()
-    batch_sizes = Histogram(
-        "captioner_batch_photos",
-        "Photos in a pass of the model",
-        buckets=(1, 2, 4, 8, 12, 16),
-        registry=registry,
-    )
+    about, buckets = "Photos in a pass of the model", (1, 2, 4, 8, 12, 16)
+    sizes = Histogram("captioner_batch_photos", about, buckets=buckets, registry=registry)
     service = Service(models, limits or Limits())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with shared_cores(next(iter(models.values())).device) as passes:
-            service.batcher = Batcher(passes=passes, observe=batch_sizes.observe)
+            service.batcher = Batcher(passes=passes, observe=sizes.observe)
             yield
             service.batcher.close()
 
@@ -123,15 +119,10 @@ def create_app(
         )
     app.add_middleware(BrowserRules, allowed_origins=allowed_origins)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
-    Instrumentator(should_group_status_codes=False, registry=registry).instrument(
-        app, metric_namespace="captioner"
-    ).expose(
-        app,
-        tags=["service"],
-        dependencies=login,
-        summary="Figures for Prometheus",
-        response_class=PlainTextResponse,
-    )
+    metrics = Instrumentator(should_group_status_codes=False, registry=registry)
+    metrics.instrument(app, metric_namespace="captioner")
+    shown: Any = {"summary": "Figures for Prometheus", "response_class": PlainTextResponse}
+    metrics.expose(app, tags=["service"], dependencies=login, **shown)
     return app
 
 
@@ -215,18 +206,15 @@ class Service:
         photos, options, several = await read_request(request, CaptionOptions, self.limits)
         name, captioner, search = self._model(options)
         if options.num_captions > search.beam_size and not options.sample:
-            raise option_problem(
-                "num_captions", f"is at most beam_size, which is {search.beam_size}"
-            )
+            detail = f"is at most beam_size, which is {search.beam_size}"
+            raise option_problem("num_captions", detail)
 
         async def work(photo: Photo) -> dict[str, Any]:
             image, _ = await self._decode(photo, captioner)
             captions = await self._caption(name, search, image)
             # In a thread: twenty captions with their maps keep others waiting.
-            contents = await run_sync(
-                lambda: [each.to_dict(maps=options.maps) for each in captions]
-            )
-            return {"model": name, "beam_size": search.beam_size, "captions": contents}
+            found = await run_sync(lambda: [each.to_dict(maps=options.maps) for each in captions])
+            return {"model": name, "beam_size": search.beam_size, "captions": found}
 
         return await self._answer(photos, work, several=several)
 
@@ -266,13 +254,9 @@ class Service:
                 (caption,) = await self._caption(name, search, image)
             # The photo is decoded again to draw on, because many that wait would fill the memory.
             drawn = replace(caption, image=content)
-            picture = await run_sync(
-                lambda: drawn.picture_bytes(
-                    options.format, options.style, name="your photo", model=name
-                ),
-                limiter=self._drawing,
-                abandon_on_cancel=True,
-            )
+            names = {"name": "your photo", "model": name}
+            draw = partial(drawn.picture_bytes, options.format, options.style, **names)
+            picture = await run_sync(draw, limiter=self._drawing, abandon_on_cancel=True)
         headers = {"Content-Disposition": f'attachment; filename="caption.{options.format}"'}
         return Response(picture, 200, headers, PICTURE_TYPES[options.format])
 
