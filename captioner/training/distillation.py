@@ -107,11 +107,8 @@ def load_teachers(config: Config, student: CaptionModel, vocabulary: Vocabulary)
                     "its words alone)"
                 )
         models.append(model.to(memory_format=torch.channels_last))
-    return Teachers(
-        models,
-        attention=config.loss.attention_distillation > 0,
-        temperature=config.attention.temperature,
-    )
+    attention = config.loss.attention_distillation > 0
+    return Teachers(models, attention=attention, temperature=config.attention.temperature)
 
 
 def _same_frozen_stages(model: CaptionModel, other: CaptionModel) -> bool:

@@ -135,16 +135,15 @@ def model_card(config: Config, figures: dict[str, Any], digests: Mapping[str, st
             "| --- | --- |",
             *(f"| {name} | {value:.4f} |" for name, value in figures.items() if name != "epoch"),
         ]
+    # Not where the files of this machine lie: a model is given to others.
+    recipe = re.sub(r"(?m)^(.*?[:-] ['\"]?)/.*/([^/\n]+/?)$", r"\1…/\2", to_yaml(config))
     return CARD.format(
         attention=config.attention.select,
         backbone=config.encoder.backbone,
         data=_splits(config, "train_split"),
         figures="\n".join(validated),
         origin="\n".join(f"| {name} | {value} |" for name, value in origin.items()),
-        # Not where the files of this machine lie: a model is given to others.
-        recipe=re.sub(
-            r"(?m)^(.*?[:-] ['\"]?)/.*/([^/\n]+/?)$", r"\1…/\2", to_yaml(config)
-        ).rstrip(),
+        recipe=recipe.rstrip(),
     )
 
 

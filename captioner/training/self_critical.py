@@ -80,13 +80,11 @@ class SelfCriticalTask(TrainingTask):
         was_training = decoder.training
         decoder.eval()
         draw = None if batch.image_seeds is None else partial(draw_words, batch.image_seeds)
-        options = SearchOptions(
-            num_captions=self.samples, max_words=self.max_words, temperature=self.temperature
-        )
-        tokens, lengths = sample(decoder, grid, options, draw=draw)
+        options = SearchOptions(max_words=self.max_words)
+        several = replace(options, num_captions=self.samples, temperature=self.temperature)
+        tokens, lengths = sample(decoder, grid, several, draw=draw)
         rewards = self._rewards(batch.images, tokens)  # [B, samples]
         if self.baseline == "greedy":
-            options = SearchOptions(num_captions=1, max_words=self.max_words)
             greedy, _ = sample(decoder, grid, options, draw=lambda shares, _: shares.argmax(-1))
             baseline = self._rewards(batch.images, greedy)
         else:
@@ -99,12 +97,8 @@ class SelfCriticalTask(TrainingTask):
         falling, order = lengths.flatten().cpu().sort(descending=True, stable=True)
         order = order.to(tokens.device)
         weights = weighted.flatten()[order]
-        sampled = replace(
-            batch,
-            image_index=order // self.samples,
-            targets=tokens.flatten(0, 1)[order],
-            lengths=falling,
-        )
+        images, targets = order // self.samples, tokens.flatten(0, 1)[order]
+        sampled = replace(batch, image_index=images, targets=targets, lengths=falling)
         output: TeacherForcingOutput = self.model(grid, sampled)
         decoder.train(was_training)
         words = pack_by_step(sampled.targets, sampled.lengths)

@@ -103,9 +103,8 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     size = {key: round(vars(whole)[key] * data.view_scale) for key in ("height_px", "width_px")}
     augmentation = Augmentation(data.flip, data.min_area, data.colour)
     transform = ImageTransform(**vars(whole) | size, augmentation=augmentation)
-    validation = ValidationData(
-        images.validation, ImageTransform(**vars(whole)), decisive_source=config.train.val_source
-    )
+    plain = ImageTransform(**vars(whole))
+    validation = ValidationData(images.validation, plain, decisive_source=config.train.val_source)
     cache = cache_crop = None
     if data.cache_min_area < 1:
         cache_crop = partial(crop_features, min_area=data.cache_min_area, flip=data.flip)

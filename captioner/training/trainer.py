@@ -129,9 +129,8 @@ class Trainer:
             )
         after = self.figures.get("CIDEr")
         if self.before is not None and after is not None:
-            logger.info(
-                f"CIDEr {self.before:.3f} before, {after:.3f} after epoch {self.figures['epoch']}"
-            )
+            epoch = self.figures["epoch"]
+            logger.info(f"CIDEr {self.before:.3f} before, {after:.3f} after epoch {epoch}")
             if after < self.before:
                 logger.warning(
                     "the model that the run began with was better; use that, or train again with a "
@@ -182,18 +181,12 @@ class Trainer:
         num_batches = len(batches_of_all)
         steps = math.ceil(num_batches / optim.accumulate) * config.train.epochs
         share = partial(setup.batches.share, process=self.rank, processes=self.processes)
-        loader = load_items(
-            setup.dataset,
-            [(self.epoch, share(entries)) for entries in batches_of_all[self.batch :]],
-            workers=reading_processes(config.data.workers, self.device),
-            pin_memory=self.device.type == "cuda",
-        )
-        bar = progress_bar(
-            desc=f"epoch {self.epoch + 1}/{config.train.epochs}",
-            total=num_batches,
-            initial=self.batch,
-            unit="batch",
-        )
+        keys = [(self.epoch, share(entries)) for entries in batches_of_all[self.batch :]]
+        workers = reading_processes(config.data.workers, self.device)
+        on_gpu = self.device.type == "cuda"
+        loader = load_items(setup.dataset, keys, workers=workers, pin_memory=on_gpu)
+        title = f"epoch {self.epoch + 1}/{config.train.epochs}"
+        bar = progress_bar(desc=title, total=num_batches, initial=self.batch, unit="batch")
         self.task.train()
         first_step = saved_step = self.step
         started, data_wait_s = time.perf_counter(), 0.0
@@ -303,11 +296,7 @@ class Trainer:
             "skipped_steps": int(self.skipped_steps),
             "optimizer": self.optimizer.state_dict(),
             "data": setup.data_digests,
-            "task": {
-                name: value
-                for name, value in self.task.state_dict().items()
-                if not name.startswith("model.")
-            },
+            "task": {n: x for n, x in self.task.state_dict().items() if not n.startswith("model.")},
         }
         if self.averaged:  # the model file holds the averaged weights, and frozen stages are alike
             state["raw"] = {
@@ -336,9 +325,7 @@ class Trainer:
             if self.averaged:
                 self.model.load_state_dict(state["raw"], strict=False)
             groups = self.optimizer.state_dict()["param_groups"]  # settings are the recipe's
-            self.optimizer.load_state_dict(
-                {"state": state["optimizer"]["state"], "param_groups": groups}
-            )
+            self.optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
             weights = {f"model.{name}": x for name, x in self.model.state_dict().items()}
             self.task.load_state_dict({**weights, **state["task"]})
             state.setdefault("lr_drops", state.get("drops"))  # its name in earlier versions
