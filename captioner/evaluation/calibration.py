@@ -221,9 +221,10 @@ def calibration_report(
         mean, share = float(confidence[part].mean()), float(right[part].mean())
         bins.append({"confidence": mean, "right": share, "num_images": len(part)})
         error += abs(mean - share) * len(part) / count
-    surest = {
-        tenth / 10: order[::-1][: max(1, round(tenth * count / 10))] for tenth in range(1, 11)
-    }
+    risk_coverage = []
+    for tenth in range(1, 11):
+        surest = order[::-1][: max(1, round(tenth * count / 10))]
+        risk_coverage.append({"coverage": tenth / 10, "right": float(right[surest].mean())})
     below = confidence < threshold
     return {
         "num_images": count,
@@ -234,10 +235,7 @@ def calibration_report(
         "unsure": float(below.mean()),
         "unsure_right": float(below[right].mean()) if right.any() else None,
         "bins": bins,
-        "risk_coverage": [
-            {"coverage": share, "right": float(right[rows].mean())}
-            for share, rows in surest.items()
-        ],
+        "risk_coverage": risk_coverage,
     }
 
 

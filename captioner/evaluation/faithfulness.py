@@ -101,9 +101,8 @@ class AttentionMeasure:
             found = force_decode(self.decoder, deleted, [[tokens] for tokens in captions])
             losses[name] = loss([hypothesis for (hypothesis,) in found])
         likeliest = [hypothesis.maps.argmax(-1) for hypothesis in own]
-        losses["cell_changes"] = np.concatenate(
-            [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
-        )
+        changes = [(cells[1:] != cells[:-1]).astype(float) for cells in likeliest]
+        losses["cell_changes"] = np.concatenate(changes)
         return losses
 
 
@@ -138,8 +137,7 @@ def attention_summary(images: Sequence[Mapping[str, np.ndarray]]) -> dict[str, d
             (f"{name}_control", "control", "control_interval"),
         ):
             if groups := [image[kind].tolist() for image in images if len(image.get(kind, ()))]:
-                mean = float(np.concatenate(groups).mean())
-                summary.setdefault(name, {}).update(
-                    {value: mean, interval: interval_of_mean(groups)}
-                )
+                figures = summary.setdefault(name, {})
+                figures[value] = float(np.concatenate(groups).mean())
+                figures[interval] = interval_of_mean(groups)
     return summary

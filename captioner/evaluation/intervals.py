@@ -70,14 +70,11 @@ class ImageScores:
     @classmethod
     def of(cls, images: Sequence[Mapping[str, Any]]) -> ImageScores:
         """Build the statistics from the entries of "images" in results.json."""
-        scores, counts = images[0]["scores"], images[0]["counts"]
+        counts = images[0]["counts"]
+        means = [n for n in images[0]["scores"] if not n.startswith("Bleu") and n not in counts]
         return cls(
             [image["image_id"] for image in images],
-            {
-                name: np.array([image["scores"][name] for image in images])
-                for name in scores
-                if not name.startswith("Bleu") and name not in counts
-            },
+            {n: np.array([image["scores"][n] for image in images]) for n in means},
             {n: np.array([image["counts"][n] for image in images], float) for n in counts},
         )
 

@@ -134,9 +134,8 @@ def bias_counts(captions: Mapping[Any, str], references: Mapping[Any, Sequence[s
                 agree = sum(group in each for each in found) >= min(2, len(texts))
                 if not agree or (len(everything) > 1 and not several):
                     continue
-                row = counts[category].setdefault(
-                    group, {"photos": 0, "right": 0, "wrong": 0, "silent": 0}
-                )
+                none = {"photos": 0, "right": 0, "wrong": 0, "silent": 0}
+                row = counts[category].setdefault(group, none)
                 row["photos"] += 1
                 if group in said and (several or len(said) == 1):
                     row["right"] += 1
