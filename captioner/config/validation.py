@@ -108,10 +108,7 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
     if sources is None:
         own = {key: x for key, x in vars(data).items() if hasattr(SourceConfig, key)}
         sources = (SourceConfig(**own),)
-    names = [
-        source.name or (source.format if source.format != "auto" else "source")
-        for source in sources
-    ]
+    names = [s.name or (s.format if s.format != "auto" else "source") for s in sources]
     return [
         replace(source, name=name if source.name or names.count(name) == 1 else f"{name}-{number}")
         for number, (source, name) in enumerate(zip(sources, names, strict=True), start=1)

@@ -268,9 +268,8 @@ class CaptionedData:
             held_out = held_out_for_validation(names, self.val_share) if self.val_share else set()
             if wanted not in ({"train"}, {"val"}) or not 0 < len(held_out) < len(names):
                 return images
-            return [
-                image for i, image in enumerate(images) if (i in held_out) == (wanted == {"val"})
-            ]
+            is_val = wanted == {"val"}
+            return [image for i, image in enumerate(images) if (i in held_out) == is_val]
         chosen = set()
         for part in wanted:
             years = {each for each in available if re.sub(r"\d{4}$", "", each) == part}  # COCO's

@@ -41,9 +41,8 @@ def _read(data: DataFiles, files: dict[str, Path]) -> Annotations:
         return Annotations(images, [data.folder, folder], problems)
     if data.coco_splits is not None:
         images = _of_lists(images, Path(data.coco_splits))
-    return Annotations(
-        images, [folder.parent if folder.name == "annotations" else folder], problems
-    )
+    usual = folder.parent if folder.name == "annotations" else folder
+    return Annotations(images, [usual], problems)
 
 
 def _captions_files(data: DataFiles) -> dict[str, Path]:
