@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -133,11 +133,10 @@ def run_batch(
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model
     output = Folder(absolute(job.output))
-    with (
-        locked_folder(Path(output.root), name=output.name, remedy="choose another --output")
-        if output.is_local
-        else nullcontext()
-    ):
+    lock: AbstractContextManager[None] = nullcontext()
+    if output.is_local:
+        lock = locked_folder(Path(output.root), name=output.name, remedy="choose another --output")
+    with lock:
         job = replace(job, output=output.name, model=model)
         job, settings = _settled(output, job, shard_size, source)
         shards = shards_of(source, shard_size, image_column)
@@ -315,9 +314,8 @@ def run_ray(
     except Exception as error:  # noqa: BLE001  Ray raises Exception itself, too
         raise CaptionerError(f"Ray at {address or 'this machine'}: {error}") from None
     try:
-        on_gpu = job.device.startswith("cuda") or (
-            job.device == "auto" and ray.cluster_resources().get("GPU", 0) >= 1
-        )
+        has_gpu = ray.cluster_resources().get("GPU", 0) >= 1
+        on_gpu = job.device.startswith("cuda") or (job.device == "auto" and has_gpu)
         gpus = int(job.engine == "torch" and on_gpu)
         available = ray.available_resources()
         kinds = ["CPU", "GPU"] if gpus else ["CPU"]

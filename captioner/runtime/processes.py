@@ -23,9 +23,7 @@ JOIN_WITHIN = timedelta(minutes=5)
 # Without a message, after which a process counts as lost; one that ended is noticed at once.
 LOST_AFTER = timedelta(minutes=30)
 # Those that end a run; Windows has no SIGHUP.
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
+SIGNALS = [each for each in signal.Signals if each.name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
 
 @contextmanager
