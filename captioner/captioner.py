@@ -403,6 +403,5 @@ class Captioner:
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         more["text"] = self.vocabulary.tokenizer.join(words)
         more["image"] = None if isinstance(image, tuple) else image  # prepared: not to draw on
-        return Caption.from_hypothesis(
-            hypothesis, words, geometry, (grid.height, grid.width), **more
-        )
+        grid_shape = grid.height, grid.width
+        return Caption.from_hypothesis(hypothesis, words, geometry, grid_shape, **more)

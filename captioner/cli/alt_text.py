@@ -202,9 +202,8 @@ class TextWriter:
             except CaptionerError as error:
                 self.failed(error)
         if self._kept:
-            logger.info(
-                f"{listed(self._kept, 1)}: has a text already, so it stays; --overwrite replaces it"
-            )
+            kept = listed(self._kept, 1)
+            logger.info(f"{kept}: has a text already, so it stays; --overwrite replaces it")
         return written
 
 

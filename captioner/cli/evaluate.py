@@ -205,9 +205,8 @@ def _show_results(results: dict[str, Any], *, bias: bool) -> None:
             logger.warning(f"{name}: {signature[name]}")
             cli.show(f"{name:8} {signature[name].partition(':')[0]}")
         else:
-            cli.show(
-                "{:8} {:.4f}  [{:.4f}, {:.4f}]".format(name, value, *results["intervals"][name])
-            )
+            low, high = results["intervals"][name]
+            cli.show(f"{name:8} {value:.4f}  [{low:.4f}, {high:.4f}]")
     for table in results_file.result_tables(results)[1:]:
         if bias or table.title != results_file.BIAS:
             cli.show("\n".join(["", table.title, *(f"  {line}" for line in table.lines())]))

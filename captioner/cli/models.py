@@ -101,11 +101,8 @@ def calibrate(parser: parsing.CommandParser) -> int:
     captioner = load_captioner(folder, arguments)
     data = [collect(captioner, name, images, training) for name, images in photos]
     count = sum(len(images) for _, images in photos)
-    calibrator, report = fit(
-        data,
-        collect_training(captioner, training, count) if training else None,
-        right_from=arguments.right_from,
-    )
+    learned = collect_training(captioner, training, count) if training else None
+    calibrator, report = fit(data, learned, right_from=arguments.right_from)
     add_files(folder, {CALIBRATOR: calibrator.to_json()})
     if arguments.output:
         write_json(arguments.output, report)

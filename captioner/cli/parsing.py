@@ -51,10 +51,8 @@ class CommandParser(argparse.ArgumentParser):
 def with_home(words: Sequence[str]) -> list[str]:
     """Return arguments with the home folder in `--option=~/path`, where shells leave the ~."""
     home = os.path.expanduser("~")
-    return [
-        re.sub(r"^(--(?!prefix|suffix)[\w.-]+=)~(?=/|$)", lambda m: m[1] + home, word)
-        for word in words
-    ]
+    pattern = re.compile(r"^(--(?!prefix|suffix)[\w.-]+=)~(?=/|$)")
+    return [pattern.sub(lambda match: match[1] + home, word) for word in words]
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

@@ -179,9 +179,8 @@ def draw_marks(pen: Any, caption: Caption, index: int, box: Box) -> None:
     rim = max(1, line // styles.RIMS_IN_MARK)
     if caption.paths is not None:
         paths = caption.paths[: len(styles.PATH_COLOURS), : index + 1].tolist()
-        _draw_paths(
-            pen, [[cell_centre(caption, c, box) for c in path] for path in paths], line, rim
-        )
+        places = [[cell_centre(caption, cell, box) for cell in path] for path in paths]
+        _draw_paths(pen, places, line, rim)
     if caption.cells is None:
         for cell in peaks(caption.maps[index], styles.PEAK_MARKED_FROM):
             x, y = cell_centre(caption, cell, box)
