@@ -221,9 +221,6 @@ def read_translations_once() -> None:
     ONNXRegistry.from_torchlib = staticmethod(read)  # type: ignore[method-assign,assignment]
 
 
-# --- the other end ------------------------------------------------------------------------------
-
-
 def serve(address: str) -> None:
     """Answer requests, one a connection, until standard input ends."""
     sys.path[0] = str(REPOSITORY)  # as for a script that lies there

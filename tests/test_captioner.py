@@ -105,9 +105,6 @@ def test_settings_that_are_not_given_are_the_model_s_own(
     assert all(len(captioner.caption(path, max_words=2).words) <= 2 for path in paths)
 
 
-# ------------------------------------------------------------------------------------------- score
-
-
 def test_scoring_a_written_caption_gives_its_own_numbers(
     captioner: Captioner, paths: list[Path]
 ) -> None:
@@ -127,9 +124,6 @@ def test_a_caption_that_i_bring_keeps_its_words(captioner: Captioner, paths: lis
     unknown = captioner.score(paths[0], "a violet disc on the field")
     np.testing.assert_array_equal(scored.log_probs, unknown.log_probs)
     assert scored.end_log_prob is not None
-
-
-# --------------------------------------------------------------------------------- photos that fail
 
 
 def test_a_photo_that_cannot_be_read_raises_a_photo_error(
@@ -206,9 +200,6 @@ def test_images_of_any_iterable_are_captioned_and_no_others(
     assert captioner.caption_batch([]) == []
     with pytest.raises(ConfigError, match="images: is one image; put it in a list"):
         captioner.caption_batch(paths[0])
-
-
-# ------------------------------------------------------------------------------------ which model
 
 
 @pytest.fixture
@@ -305,9 +296,6 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
                 for name in ("cells", "maps", "paths"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         assert len({tuple(caption.cells) for caption in drawn}) > 1 or len(drawn) == 1
-
-
-# ----------------------------------------------------------------------- the model, in and out
 
 
 def test_a_saved_model_captions_alike(

@@ -66,9 +66,6 @@ def reseal(folder: Path) -> None:
     write_manifest(folder)
 
 
-# -------------------------------------------------------------------------------------- round trip
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_comes_back_bit_for_bit(tmp_path: Path, tied: bool) -> None:
     model, config, vocabulary = tiny.model(tie_embeddings=tied)
@@ -140,9 +137,6 @@ def test_a_model_is_built_without_asking_for_pretrained_weights(
     load_model(tmp_path / "m")
 
 
-# ------------------------------------------------------------------------------------------ damage
-
-
 @pytest.fixture
 def saved(tmp_path: Path, parts: Parts) -> Path:
     save_model(tmp_path / "last", *parts, card="# card\n", training_state={"step": 3})
@@ -207,9 +201,6 @@ def test_a_folder_of_another_version_is_one_sentence_that_names_it(
     assert str(saved) in sentence(lambda: load_model(saved))
 
 
-# ---------------------------------------------------------------------------- interrupted and refused
-
-
 def value(folder: Path) -> float:
     """Tells saved models apart."""
     model, _, _ = load_model(folder)
@@ -262,9 +253,6 @@ def test_an_interrupted_save_leaves_the_old_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 
-# ------------------------------------------------------------------------------------ checkpoints
-
-
 @pytest.fixture
 def run(tmp_path: Path, parts: Parts) -> Path:
     for step in (1, 2):
@@ -288,9 +276,6 @@ def test_code_in_a_training_state_is_not_run(run: Path) -> None:
     reseal(run / "last")
     assert "training_state.pt" in sentence(lambda: load_training_state(run / "last"))
     assert not (run / "code ran").exists()
-
-
-# ---------------------------------------------------------------- files and names in the folder
 
 
 def test_links_to_regular_files_as_of_a_hub_s_cache_are_followed(
@@ -319,9 +304,6 @@ def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(sa
     load_model(saved)
     (saved / "manifest.json").write_text(json.dumps({"format": 2, **manifest}))
     assert "update captioner" in sentence(lambda: load_model(saved))
-
-
-# ------------------------------------------------------------------- tokenizer and further files
 
 
 def test_the_tokenizer_is_saved_with_the_model_and_words_needs_no_file(

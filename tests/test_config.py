@@ -37,9 +37,6 @@ def refusal(text: str, config_class: type = Config) -> str:
     return message
 
 
-# --- recipes --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_parses_and_can_be_trained(recipe: Path) -> None:
     config = read_recipe(recipe)
@@ -114,9 +111,6 @@ def test_the_recipes_of_the_paper_have_its_constants() -> None:
     assert hard.entropy == pytest.approx(0.002 * n, rel=0.02)
 
 
-# --- recipes and their bases ----------------------------------------------------------------------
-
-
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -187,9 +181,6 @@ def test_a_recipe_that_cannot_be_used_is_named(tmp_path: Path, text: str, facts:
     assert [fact for fact in facts if fact not in message] == []
 
 
-# --- several data sets ----------------------------------------------------------------------------
-
-
 SOURCES = """
 data:
   sources:
@@ -212,9 +203,6 @@ def test_sources_are_read_named_and_survive_being_written() -> None:
     assert isinstance(again.data.sources, tuple)
     assert type(sources[0].weight) is float
     validate(replace(config, train=replace(config.train, val_source="people")))
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,6 @@ def test_texts_are_no_longer_than_they_may_be() -> None:
     assert text.endswith("dog and a…")
 
 
-# ------------------------------------------------------------------------------------------ txt
-
-
 def test_texts_for_training_are_written_next_to_photos_and_kept(caption, folder: Path) -> None:
     options = ("--write", "txt", "--prefix", "sks style,", "--suffix", ", night")
     (folder / "two.txt").write_text("mine")
@@ -74,9 +71,6 @@ def test_texts_for_training_are_written_next_to_photos_and_kept(caption, folder:
     assert again.code == 1
     assert "two.png: two.txt is that of two.jpg, too" in again.stderr
     assert (folder / "two.txt").read_text() == f"{two} x\n"
-
-
-# ------------------------------------------------------------------------------------------ XMP
 
 
 def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
@@ -99,9 +93,6 @@ def test_sidecars_are_written_next_to_photos_and_those_of_others_are_kept(
     assert (folder / "two.txt").exists(), "the sidecar alone was refused"
     assert caption("photos", "--write", "xmp", "--xmp-name", "replace").code == 0
     assert (folder / "two.xmp").exists()
-
-
-# ---------------------------------------------------------------------------------------- table
 
 
 def test_the_table_can_be_read_as_a_data_set_from_where_it_lies(caption, folder: Path) -> None:
@@ -146,9 +137,6 @@ def test_no_cell_of_the_table_is_a_formula(tmp_path: Path) -> None:
     assert table_row(tmp_path / "a/b.jpg", "A dog", None, tmp_path) == ["a/b.jpg", "A dog", ""]
 
 
-# ---------------------------------------------------------------------------------------- pages
-
-
 def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text(PAGE)
@@ -191,9 +179,6 @@ def test_pages_are_copied_and_never_changed(caption, folder: Path, tmp_path: Pat
     assert refused.code == 1
     assert "blog/page.html: would be replaced" in refused.stderr
     assert "../photos/" in (tmp_path / "blog" / "page.html").read_text()
-
-
-# -------------------------------------------------------------------------------------- sidecars
 
 
 SPACES = {
@@ -340,9 +325,6 @@ def test_decoration_and_labelled_images_are_left_alone(
     assert bool(page_of(tmp_path, f"<img {attribute} src=a.jpg>").images) == is_filled
 
 
-# --------------------------------------------------------------------------------- addresses
-
-
 @pytest.mark.parametrize(
     "tag",
     [
@@ -378,9 +360,6 @@ def test_a_relative_address_begins_at_the_base_of_the_page(tmp_path: Path) -> No
     ):
         page = page_of(tmp_path, f'<base href="{base}"><base href="no/">{tags}')
         assert (page.images, page.elsewhere) == ([tmp_path / i for i in images], elsewhere)
-
-
-# --------------------------------------------------------------------------------- Markdown
 
 
 MARKDOWN = """# Dogs ![mine](a.jpg)

@@ -35,9 +35,6 @@ def by_name(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "captions.jsonl")
 
 
-# ------------------------------------------------------------------------------------ good photos
-
-
 def test_a_photo_is_captioned_on_one_line_without_a_home_or_a_network(
     programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
 ) -> None:
@@ -110,9 +107,6 @@ def test_names_with_spaces_and_letters_of_any_script_are_kept(
     assert by_name(tmp_path / "out") == sorted(f"{Path(n).stem}.attention.png" for n in names)
 
 
-# -------------------------------------------------------------------------------------- pictures
-
-
 def test_sheets_are_drawn_as_png_under_the_photo_s_name(
     caption: Caption, photos: list[Path], tmp_path: Path
 ) -> None:
@@ -126,9 +120,6 @@ def test_sheets_are_drawn_as_png_under_the_photo_s_name(
             assert min(sheet.size) > 200
             assert len(sheet.getcolors(1 << 24)) > 500
         assert f"deep/out/{name}" in outcome.stdout
-
-
-# ------------------------------------------------------------------------------------- bad photos
 
 
 def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
@@ -190,9 +181,6 @@ def test_an_address_is_fetched_when_that_is_allowed(
     assert by_name(tmp_path / "out") == [Path(path).name for path in fetched["pictures"]]
 
 
-# --------------------------------------------------------------------------------- several captions
-
-
 def test_several_captions_are_those_of_python_best_first(
     caption: Caption, photo: Path, captioner: Captioner
 ) -> None:
@@ -229,9 +217,6 @@ def test_it_runs_as_a_script_and_a_reader_that_goes_away_leaves_no_traceback(
     found = subprocess.run(shell, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert found.stderr == "skipped files: 1 (.csv)\n"
     assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
-
-
-# ----------------------------------------------------------------------------------------- score
 
 
 Run = Callable[..., ProgramResult]

@@ -321,9 +321,6 @@ def test_a_report_shows_names_of_photos_and_people_as_text(
         assert scores[html.unescape(first[1])] == extreme(scores.values())
 
 
-# --------------------------------------------------------------------------------------- compare
-
-
 WORDS = "man dog red ball park tree runs sits on the a big old blue near".split()
 
 

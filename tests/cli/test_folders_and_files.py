@@ -125,9 +125,6 @@ def test_a_photo_can_come_on_standard_input(
     assert piped["words"] == json.loads(capsys.readouterr().out)["words"]
 
 
-# ------------------------------------------------------------------------------------ confidence
-
-
 def test_a_withheld_caption_is_neither_drawn_nor_written(
     commands: Commands, folder: Path, tmp_path: Path
 ) -> None:
@@ -146,9 +143,6 @@ def test_a_withheld_caption_is_neither_drawn_nor_written(
     shown = run("--min-confidence", 0, "--resume")
     assert re.search(r": [A-Za-z ]+ \(confidence 0\.\d\d(, below 0\.\d\d: unsure)?\)", shown.stdout)
     assert (tmp_path / "out" / "one.attention.png").exists(), "another threshold is another run"
-
-
-# ----------------------------------------------------------------------------------------- HEIC
 
 
 @pytest.fixture

@@ -75,9 +75,6 @@ def test_a_full_disk_under_standard_output_is_one_sentence(
     assert told.count("\n") == 1
 
 
-# ------------------------------------------------------------------------------ quiet and verbose
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -113,9 +110,6 @@ def test_quiet_leaves_out_the_bar_and_verbose_says_the_time(
     assert "100%" in said(check(), monkeypatch)
     assert said(check("--quiet"), monkeypatch) == ""
     assert re.search(r"\d s$", said(check("-v"), monkeypatch).strip())
-
-
-# ----------------------------------------------------------------------------- doctor, completion
 
 
 def test_doctor_names_what_is_installed_and_what_is_missing(

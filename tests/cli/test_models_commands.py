@@ -67,9 +67,6 @@ def test_models_that_began_apart_are_refused(
     assert not (tmp_path / "mean").exists()
 
 
-# ---------------------------------------------------------------------------------------- export
-
-
 def test_an_exported_model_is_half_as_large_and_keeps_the_given_search_settings(
     commands: Commands,
     tiny_model: Path,

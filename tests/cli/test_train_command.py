@@ -95,9 +95,6 @@ def test_tensorboard_shows_the_same_figures_and_sample_pictures(whole: Whole) ->
     assert [event.step for event in events.Images("samples/0")] == [STEPS, 2 * STEPS]
 
 
-# ------------------------------------------------------------------------------ killed and resumed
-
-
 def started(programs: Programs, file: Path, step: int, *options: object) -> tuple[Running, Path]:
     """A run that has got to a step."""
     run = file.with_suffix("")
@@ -162,9 +159,6 @@ def test_an_interrupted_run_saves_says_so_and_is_resumed_to_the_last_bit(
     assert_same_run(run, whole[0])
 
 
-# -------------------------------------------------------------------------------- kinds of training
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -186,9 +180,6 @@ def test_every_kind_of_training_runs_and_captions(
     assert Captioner.from_pretrained(run, device="cpu").caption(drawn_photos / "00.jpg").words
     if "data__cache" in changed:
         assert len(list((tmp_path / "cache").glob("*/features.npy"))) == 2, "training, validation"
-
-
-# -------------------------------------------------------------------------------------- refusals
 
 
 def test_a_setting_on_the_command_line_goes_over_the_recipe(
@@ -255,9 +246,6 @@ def test_roots_name_their_source(tmp_path: Path) -> None:
     assert config.data.sources == (SourceConfig(root="a", weight=2.0),)
 
 
-# -------------------------------------------------------------------------------- scarce resources
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process need Linux")
 @pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
@@ -280,9 +268,6 @@ def test_a_disk_that_is_full_ends_the_run_in_one_sentence_and_loses_nothing(
     resumed = programs.run("train.py", "--config", file, "--resume", **NO_GRAPHS)
     assert resumed.code == 0, resumed.stderr
     assert_same_run(run, whole[0])
-
-
-# -------------------------------------------------------------------------------------------- plot
 
 
 def test_a_run_is_drawn_with_its_curves(whole: Whole, commands: Commands, tmp_path: Path) -> None:

@@ -30,9 +30,6 @@ def ids(split: Split) -> list[int | str]:
     return [photo.image_id for photo in split.images]
 
 
-# ---------------------------------------------------------------------------------------- Flickr8k
-
-
 @pytest.fixture
 def flickr8k(tmp_path: Path) -> Path:
     touch(tmp_path / "images", "a.jpg", "b.jpg", "c.jpg", "unused.jpg")
@@ -71,9 +68,6 @@ def test_flickr8k_takes_val_for_dev_joins_splits_and_keeps_ids_without_a_photo(
     (flickr8k / "images" / "b.jpg").unlink()
     split = read_split(format="flickr8k", root=flickr8k, split="train+dev")
     assert (split.missing, ids(split)) == ([flickr8k / "images" / "b.jpg"], [0, 1])
-
-
-# ---------------------------------------------------------------------------------------- Karpathy
 
 
 def karpathy_image(name: str, split: str, *captions: str, **more: object) -> dict[str, object]:
@@ -125,9 +119,6 @@ def test_karpathy_coco_joins_splits_in_file_order_and_has_cocoids_or_positions(
     del images[0]["cocoid"]
     write_karpathy(tmp_path, *images)
     assert ids(read_split(format="karpathy", root=tmp_path, split="train+restval")) == [0, 1, 3]
-
-
-# -------------------------------------------------------------------------------------------- COCO
 
 
 def coco_name(number: int, split: str = "") -> str:
@@ -246,9 +237,6 @@ def test_damaged_coco_annotations_are_one_sentence_with_the_file(
     assert str(tmp_path) in sentence(format="coco", root=tmp_path, split="train")
 
 
-# ------------------------------------------------------------------------------------------- Table
-
-
 def test_a_csv_table_gathers_captions_and_splits(tmp_path: Path) -> None:
     touch(tmp_path, "sub/a.jpg", "b.jpg", "c.jpg")
     (tmp_path / "captions.csv").write_bytes(
@@ -358,9 +346,6 @@ def test_captions_that_stand_for_none_are_left_out_and_counted(tmp_path: Path) -
     assert names(split) == ["6.jpg"]
     assert [text for _, text in split.wordless] == nothing
     assert len(split.uncaptioned) == 6
-
-
-# --------------------------------------------------------------------------------------- Real data
 
 
 def test_the_real_coco_is_read_by_folder_and_by_the_papers_lists(

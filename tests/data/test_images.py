@@ -33,9 +33,6 @@ def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-# ------------------------------------------------------------------------------ what cannot be read
-
-
 JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
 PNG = encoded(Image.fromarray(noise(64, 64)), "PNG")
 BAD_BYTES = {
@@ -57,9 +54,6 @@ def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str)
     assert expected in message
     assert "\n" not in message
     assert "photo.jpg" not in message, "the caller names the file"
-
-
-# ---------------------------------------------------------------------------------- what can be read
 
 
 def pixels(source: str | Path | bytes) -> np.ndarray:
@@ -213,9 +207,6 @@ def test_a_photo_that_needs_too_much_memory_is_refused_with_its_size_and_the_lim
         open_image(data)
 
 
-# ------------------------------------------------------------------------- HEIC, by pillow-heif
-
-
 def heic(file: Path, orientation: int = 1, **options: object) -> Image.Image:
     """Write a drawn photo as HEIC and return what a viewer shows of it."""
     pillow_heif.register_heif_opener()
@@ -248,9 +239,6 @@ def test_of_several_images_in_a_heic_file_the_primary_one_is_read(tmp_path: Path
     others[0].save(file, save_all=True, append_images=others[1:], primary_index=2)
     red, green, blue = np.asarray(open_image(file)).mean((0, 1))
     assert blue > 200 > 50 > max(red, green)
-
-
-# ------------------------------------------------------------------------------ damaged photos
 
 
 def damaged(data: bytes, generator: random.Random) -> bytes:

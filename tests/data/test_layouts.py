@@ -78,9 +78,6 @@ def test_every_command_reads_the_same_photos_of_a_layout(
     assert shown.err == ""
 
 
-# ------------------------------------------------------------------------- splits where there are none
-
-
 def test_photos_are_held_out_by_a_hash_of_their_names_alone() -> None:
     names = [f"{number}.jpg" for number in range(1000)]
     held_out = held_out_for_validation(names, 0.1)
@@ -144,9 +141,6 @@ def test_a_split_is_found_by_its_other_names(tmp_path: Path) -> None:
     )
 
 
-# ------------------------------------------------------------------------- what could be meant
-
-
 def test_several_data_sets_are_named_with_the_option_that_decides(tmp_path: Path) -> None:
     flickr8k(tmp_path)
     karpathy(tmp_path, "Flicker8k_Dataset")
@@ -198,9 +192,6 @@ def test_what_lies_there_is_named_where_nothing_is_recognised(tmp_path: Path) ->
     assert len(read_split(root=tmp_path, split="all", **columns).images) == 1
     write(tmp_path / "captions.json", '{"images": [{"id": 1')
     assert f"{tmp_path}/captions.json is not readable as JSON (Exp" in sentence(root=tmp_path)
-
-
-# ------------------------------------------------------------------------- where the photos lie
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,6 @@ def test_colours_are_those_of_pillow_s_enhancers_one_after_another() -> None:
         np.testing.assert_allclose(inputs, expected_inputs, rtol=0, atol=3.1 / 255)
 
 
-# ---------------------------------------------------------------------------- blank photos and noise
-
-
 @pytest.mark.parametrize("resize", ["squash", "letterbox", "crop"])
 def test_plain_surfaces_and_noise_show_nothing(resize: str) -> None:
     reads = transform(

@@ -192,9 +192,6 @@ def test_a_graph_is_not_read_from_a_cache_that_another_process_fills(tmp_path: P
     assert len(list(tmp_path.glob("*.blob"))) == 1
 
 
-# ------------------------------------------------------------- graphs and their folder
-
-
 @pytest.fixture
 def folder(model_with_graphs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_with_graphs, tmp_path / "model"))

@@ -148,9 +148,6 @@ def assert_same(found: list[Hypothesis], expected: list[Found]) -> None:
         assert hypothesis.end_log_prob == (None if end is None else pytest.approx(end, abs=1e-4))
 
 
-# --- against plain loops ----------------------------------------------------------------------
-
-
 CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end: see the last test
 
 
@@ -210,9 +207,6 @@ def test_a_beam_that_holds_everything_finds_all_captions_in_order(
     assert_same(few[0], everything[:3])
 
 
-# --- batches ----------------------------------------------------------------------------------
-
-
 def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,9 +229,6 @@ def test_photos_that_are_done_leave_the_batch_and_the_keys_are_projected_once(
     assert projections == [1]
 
 
-# --- what is written ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("end", [-1e4, -math.inf])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: float) -> None:
@@ -253,9 +244,6 @@ def test_where_nothing_ends_the_running_captions_come_back(beam_size: int, end: 
             assert hypothesis.end_log_prob is None
             assert len(hypothesis.tokens) == len(hypothesis.maps) == len(hypothesis.log_probs) == 7
             assert hypothesis.score == pytest.approx(hypothesis.log_probs.sum() / 7, abs=1e-5)
-
-
-# --- Caption --------------------------------------------------------------------------------------
 
 
 def test_a_hypothesis_becomes_a_caption_with_row_major_maps() -> None:

@@ -67,9 +67,6 @@ def photos() -> Tensor:
     return torch.randn(3, 3, 64, 96, generator=torch.Generator().manual_seed(1))
 
 
-# --- the whole way --------------------------------------------------------------------------------
-
-
 EVERYTHING = {
     "encoder__self_attention_layers": 1,
     "encoder__self_attention_heads": 2,
@@ -109,8 +106,6 @@ def test_the_loss_of_a_caption_does_not_depend_on_its_neighbours(
             assert losses(list(of)) == pytest.approx(expected, rel=1e-4)
 
 
-# --- families -------------------------------------------------------------------------------------
-
 FAMILY = {"decoder__heads": 1, "decoder__feedforward_dim": 6, "encoder__project_dim": 8}
 
 
@@ -147,9 +142,6 @@ def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:
     expected = plain.encoder.backbone.state_dict()
     for name, value in counted.encoder.backbone.state_dict().items():
         assert torch.equal(value, expected[name]), name
-
-
-# --- preprocessing --------------------------------------------------------------------------------
 
 
 def test_resolved_settings_take_from_the_backbone_only_those_not_given() -> None:

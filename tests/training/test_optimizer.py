@@ -40,9 +40,6 @@ def small_model(
     return CaptionModel(encoder, decoder)
 
 
-# --- groups ---------------------------------------------------------------------------------------
-
-
 def settings_by_name(model: CaptionModel, config: OptimConfig) -> dict[str, dict[str, Any]]:
     """Return the settings of each optimized parameter; those of the model without `model.`."""
     task = CrossEntropyTask(model, LossConfig())
@@ -89,9 +86,6 @@ def test_each_weight_has_its_rate_and_only_matrices_decay(kind: Any, tie_embeddi
     assert "decoder.embedding.weight" in found
 
 
-# --- schedule -------------------------------------------------------------------------------------
-
-
 def factors(steps: int, **settings: Any) -> list[float]:
     config = OptimConfig(**{"warmup_steps": 0, **settings})
     return [learning_rate_factor(step, steps, config) for step in range(steps)]
@@ -115,9 +109,6 @@ def test_a_cosine_is_half_a_wave_from_the_end_of_the_warm_up_to_zero() -> None:
     config = OptimConfig(schedule="cosine", warmup_steps=10)
     assert learning_rate_factor(50, 50, config) == pytest.approx(0.0, abs=1e-12)
     assert learning_rate_factor(80, 50, config) == pytest.approx(0.0, abs=1e-12)
-
-
-# --- averaged weights -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tie_embeddings", [False, True])
@@ -157,9 +148,6 @@ def test_running_statistics_are_copied_and_not_averaged() -> None:
     assert all(torch.equal(own[name], theirs[name]) for name in own)
     assert own["encoder.backbone.stages.1.1.num_batches_tracked"] == 3
     assert own["encoder.backbone.stages.0.1.num_batches_tracked"] == 0
-
-
-# --- RMSProp in Graves' form --------------------------------------------------------------------
 
 
 def graves(

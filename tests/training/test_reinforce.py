@@ -35,8 +35,6 @@ CHUNKS, CHUNK = 32, 250  # 8000 samples of one caption, whose gradients are take
 # but for one run in a thousand.
 BOUND = 6.0
 
-# --- the gradient ---------------------------------------------------------------------------------
-
 
 def tiny_decoder(kind: Any = "lstm", layers: int = 1) -> Decoder:
     """Return a decoder in training mode without dropout: only the attention is sampled."""
@@ -256,8 +254,6 @@ def test_baselines_and_credit_take_noise_away() -> None:
     for kind, credit in product(("moving_average", "leave_one_out"), CREDITS):
         assert noise[kind, credit] < 0.6 * noise["none", credit], (kind, credit, noise)
 
-
-# --- its parts ------------------------------------------------------------------------------------
 
 ROWS = [4, 3, 3, 1]
 

@@ -79,9 +79,6 @@ def test_a_run_does_not_go_on_with_other_data(begun: Path, table: Path, tmp_path
     assert str(begun / "last") in str(caught.value)
 
 
-# ------------------------------------------------------------------------ damaged checkpoints
-
-
 LONG = {"train__epochs": 2, "train__checkpoint_every": 2, "optim__accumulate": 1}
 
 
@@ -128,9 +125,6 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
         verify(ended / name)
         weights = (ended / name / "model.safetensors").read_bytes()
         assert weights == (long / name / "model.safetensors").read_bytes(), name
-
-
-# ------------------------------------------------------------------------- outside of the steps
 
 
 def test_the_rate_falls_after_so_many_bad_epochs_also_after_a_better_one(

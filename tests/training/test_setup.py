@@ -103,9 +103,6 @@ def test_the_same_seed_gives_the_same_first_weights(own_table: Path) -> None:
     )
 
 
-# --- begun with another model -------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def before(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained model with a vocabulary that the table alone would not give."""
@@ -211,9 +208,6 @@ def test_a_resumed_run_no_longer_needs_the_model_that_it_began_with(
     train(replace(recipe, train=replace(recipe.train, epochs=2)), resume=True)
     twice = load_model(tmp_path / "run" / "last")[0].state_dict()
     assert any(not torch.equal(once[name], twice[name]) for name in once)
-
-
-# -------------------------------------------------------------------------------- what may change
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,6 @@ def gradients(task: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     }
 
 
-# --- several processes ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A group of this process alone."""

@@ -165,9 +165,6 @@ def test_other_recipes_resume_exactly_too(
     assert weights(runs[1]) == weights(runs[0])
 
 
-# --------------------------------------------------------------------------- changes when resuming
-
-
 def test_a_changed_learning_rate_takes_effect_and_is_reported(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,9 +198,6 @@ def test_there_is_nothing_to_resume_before_the_first_checkpoint(
     train_until(monkeypatch, "caption_losses", 1, Interrupted, tiny.recipe(table, tmp_path / "run"))
     with pytest.raises(CaptionerError, match="there is no run to resume"):
         train(tiny.recipe(table, tmp_path / "run"), resume=True)
-
-
-# ------------------------------------------------------------------------------------ single promises
 
 
 def trainer(table: Path, run: Path, **changed: object) -> Trainer:
@@ -284,9 +278,6 @@ def test_the_best_model_is_of_the_epoch_with_the_best_metric(whole: Path) -> Non
     assert str(whole.parent) not in card, "others need not know where it was made"
     assert f"| CIDEr | {figures[best]:.4f} |" in card
     assert not (whole / "best" / "training_state.pt").exists()
-
-
-# ------------------------------------------------------------------------------ photos that fail
 
 
 def test_an_unreadable_training_photo_is_named_once_and_left_out(

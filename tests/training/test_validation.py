@@ -149,9 +149,6 @@ def test_from_a_cache_the_captions_are_the_same(
     assert photos[1].image_id not in found.captions
 
 
-# --- several sources ------------------------------------------------------------------------------
-
-
 def test_several_sources_have_figures_each_and_their_mean_decides(
     captioner: Captioner, photos: list[CaptionedImage]
 ) -> None:
@@ -170,9 +167,6 @@ def test_several_sources_have_figures_each_and_their_mean_decides(
     together = evaluate(captioner, photos)
     for name in ("distinct_captions", "words", "attention_entropy"):
         assert found.figures[name] == pytest.approx(together.figures[name])
-
-
-# --- attention and signs of collapse, against plain loops ------------------------------------------
 
 
 def random_maps(words: int, cells: int, seed: int) -> np.ndarray:

@@ -31,9 +31,6 @@ from captioner.visualization.style import (
     colour_table,
 )
 
-# --- heat -----------------------------------------------------------------------------------------
-
-
 WHOLE = Geometry(300, 200, 0, 0, 300, 200)
 LETTERBOX = Geometry(300, 200, 0, -50, 300, 300)
 CROP = Geometry(300, 200, 60, 20, 150, 120)
@@ -140,9 +137,6 @@ def test_peaks_are_the_highest_cell_and_others_at_least_half_as_high():
     cells[1, 1], cells[1, 2], cells[5, 7], cells[3, 4] = 0.3, 0.2, 0.16, 0.1
     assert peaks(cells / cells.sum(), 3.0) == [10, 52]  # not its neighbour, nor a third of it
     assert peaks(np.full((7, 9), 1 / 63), 3.0) == []
-
-
-# --- pictures -------------------------------------------------------------------------------------
 
 
 def position(heat):

@@ -165,9 +165,6 @@ def test_the_probability_of_hard_attention_is_that_of_the_samples_of_all_layers(
     assert forced.log_prob[running].max() < 0
 
 
-# --- positions ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dim", [1, 2, 7, 12])
 def test_sinusoidal_positions_are_the_papers_in_a_plain_loop(dim: int) -> None:
     found = sinusoidal_positions(torch.arange(30), dim)

@@ -58,9 +58,6 @@ def moved(before: list[Tensor], module: nn.Module) -> list[bool]:
     return [not torch.equal(a, b) for a, b in zip(before, statistics(module), strict=True)]
 
 
-# --- the grid -------------------------------------------------------------------------------------
-
-
 def test_cells_are_row_major_with_the_mean_of_their_own_pixels() -> None:
     pool = Backbone([("pool", nn.AvgPool2d(8))], channels=3, preprocessing=Preprocessing())
     inputs = photos(16, 40, count=2)
@@ -79,9 +76,6 @@ def test_the_projection_is_a_layer_a_norm_and_a_relu_of_each_cell_alone(build: A
     expected = nn.functional.layer_norm(linear.weight @ cell + linear.bias, (7,)).relu()
     assert encoder.dim == 7
     torch.testing.assert_close(encoder(inputs).features[1, 2], expected, rtol=1e-4, atol=1e-4)
-
-
-# --- what is frozen -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
@@ -146,9 +140,6 @@ def test_a_stage_that_is_not_there_is_refused_in_one_sentence(build: Any, name: 
     assert message.startswith("encoder.trainable_from: there is no stage 'conv5_4'; use one of ")
     assert ("blocks.4" if name == "efficientnet_lite2" else "layer4") in message
     assert "\n" not in message
-
-
-# --- frozen features ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", [None, "blocks.1"])

@@ -45,9 +45,6 @@ def sentence(caught: pytest.ExceptionInfo[CaptionerError]) -> str:
     return message
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 LAYOUTS = {
     "its own": lambda state: state,
     "a checkpoint": lambda state: {"epoch": 3, "state_dict": state},
@@ -100,9 +97,6 @@ def test_a_wrong_file_is_named_in_one_sentence(suffix: str, kind: str, tmp_path:
     assert str(path) in sentence(caught)
 
 
-# --- hubs -----------------------------------------------------------------------------------------
-
-
 def test_offline_one_sentence_names_the_file_to_supply(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,8 +115,6 @@ def test_offline_one_sentence_names_the_file_to_supply(
         assert file in message
         assert "encoder.weights" in message
 
-
-# --- names ----------------------------------------------------------------------------------------
 
 KNOWN = "efficientnet_lite2, vgg19, resnet50, resnet101, resnet152"
 
