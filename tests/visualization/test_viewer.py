@@ -155,8 +155,6 @@ def test_every_style_is_the_same_in_the_browser(open_viewer, make_caption):
 
 def test_the_marks_are_where_python_draws_them(open_viewer, make_caption):
     caption = make_caption((640, 480), WORDS, geometry=GEOMETRIES["flip"], hard=True)
-    maps = np.full((3, 14 * 14), 0.2 / 195)
-    maps[:, 104] = 0.8
     paths = np.random.default_rng(1).integers(0, 63, (8, 3))
     flat = replace(caption, maps=np.full_like(caption.maps, 1 / 63), cells=None)
     captions = [caption, replace(caption, cells=None), replace(flat, paths=paths)]
