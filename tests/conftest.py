@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the data folder, small models, and programs; skips for missing tools."""
+"""Fixtures of all tests: data, small models, programs and a browser; skips for missing tools."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
+from chromium import chromium
 from filelock import FileLock
 from programs import Commands, Programs, program_server, read_translations_once
 
@@ -177,3 +179,19 @@ def tiny_hard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of drawn photos with the table of their captions: see tiny.draw_table."""
     return tiny.draw_table(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# Not for the session: while it runs, so does an event loop in this thread.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running

@@ -112,13 +112,6 @@ def assert_same_bits(found: list[list[Hypothesis]], expected: list[list[Hypothes
                 np.testing.assert_array_equal(getattr(one, name), value, err_msg=name)
 
 
-@pytest.fixture
-def in_float64() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def fast(kind: str, options: str) -> Any:
     slow = options != ("beam" if kind == "hard transformer" else "bound") and kind != "soft"
     return pytest.param(kind, options, marks=[pytest.mark.slow] if slow else [])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from chromium import Watched, chromium
+from chromium import Watched
 from PIL import Image
 from programs import REPOSITORY, Programs, Running
 from serving_tools import started
@@ -23,12 +23,6 @@ from serving_tools import started
 from captioner import Captioner
 
 Site = tuple[str, Running]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

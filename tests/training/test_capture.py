@@ -52,13 +52,6 @@ def ready(table: Path, changed: dict[str, object]) -> Setup:
     return setup
 
 
-@pytest.fixture
-def in_float64() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def weighted(batch: Batch) -> Batch:
     return replace(batch, weights=torch.rand(len(batch), dtype=torch.get_default_dtype()) + 0.5)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from chromium import chromium
 
 from captioner.types import Geometry
 from captioner.visualization import Caption
@@ -29,10 +28,3 @@ def make_caption():
         )
 
     return make
-
-
-# Not for the session: while it runs, so does an event loop in this thread.
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
