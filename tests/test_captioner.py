@@ -299,7 +299,7 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
 
 
 def test_a_saved_model_captions_alike(
-    captioner: Captioner, tiny_model: Path, paths: list[Path], tmp_path: Path
+    captioner: Captioner, paths: list[Path], tmp_path: Path
 ) -> None:
     captioner.save_pretrained(tmp_path / "deep" / "copy")
     made = Captioner(*tiny.model())

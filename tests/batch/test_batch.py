@@ -72,7 +72,7 @@ def test_what_hard_attention_draws_depends_on_the_shard_alone(
     assert len({row["log_prob"] for row in rows(tmp_path / "one")}) > 5
 
 
-def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path, collection: Path) -> None:
+def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path) -> None:
     (bad,) = (row for row in rows(undisturbed) if row["error"] is not None)
     assert bad["id"] == "b/broken.jpg"
     assert "not a photo" in bad["error"]

@@ -435,7 +435,7 @@ def test_full_server_answers_503_and_finishes_its_requests(
         assert client.get("/ready").status_code == 200
 
 
-def test_body_that_does_not_arrive_is_408(tiny_models: Models, photo: bytes) -> None:
+def test_body_that_does_not_arrive_is_408(tiny_models: Models) -> None:
     app = create_app(tiny_models, limits=Limits(deadline_s=0.2))
     sent: list[Any] = []
 
