@@ -215,7 +215,7 @@ def test_a_killed_run_is_finished_by_the_next(
     command = ["captioner", "batch", collection, "--output", output, "--checkpoint", model]
     command += ["--device", "cpu", "--workers", 2, "--shard-size", 10, "--maps"]
     first = programs.start(*command)
-    first.wait_until(lambda: (output / "parts").exists() or first.poll() is not None)
+    first.wait_until(lambda: list(output.glob("parts/*.parquet")) or first.poll() is not None)
     assert first.poll() is None
     os.kill(first.pid, signal.SIGKILL)  # the first process alone: its workers end by themselves
     first.wait()
