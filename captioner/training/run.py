@@ -22,6 +22,7 @@ from captioner.evaluation.calibration import collect, collect_training, fit
 from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
+from captioner.models.products import training_products
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import choose_device, keep_freed_memory
 from captioner.runtime.distributed import rank
@@ -60,6 +61,7 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
         device = choose_device(config.train.device)
         if device.type == "cpu":
             keep_freed_memory()
+        stack.enter_context(training_products(device))
         checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
         config = replace(config, hard=replace(config.hard, reward=reward))
         # Processes agree after each part, before any of them waits for the others' tensors.

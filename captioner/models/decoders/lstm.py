@@ -13,7 +13,7 @@ from captioner.data.batch import pack_by_step, unpack_by_step, word_mask
 from captioner.errors import ConfigError
 from captioner.models.attention.attention import Memory, indexed_tensors
 from captioner.models.decoders.base import AttentionFactory, Decoder, TeacherForcingOutput
-from captioner.models.shared_gradients import shared_gradients
+from captioner.models.products import shared_gradients
 from captioner.types import AttentionOutput, Grid
 
 

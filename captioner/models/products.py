@@ -1,9 +1,10 @@
-"""One gradient for what a recurrent network multiplies by at every step."""
+"""Matrix products of training: one gradient for all steps, and oneDNN in place of MKL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import torch
@@ -13,6 +14,51 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 Steps: TypeAlias = list[tuple[Tensor, Tensor]]  # the input, and the gradient of the output
+
+_by_onednn: ContextVar[bool] = ContextVar("by_onednn", default=False)
+
+
+def training_products(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context for training: products by oneDNN, where it is a CPU on which that pays.
+
+    PyTorch multiplies float32 by MKL, which uses no AVX-512 on AMD's processors.
+    """
+    processor = getattr(torch.cpu, "get_capabilities", dict)()  # earlier ones have none
+    is_amd = processor.get("cpu_name", "").startswith("AMD")
+    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return onednn_products() if on_cpu and is_amd and processor["avx512_f"] else nullcontext()
+
+
+@contextmanager
+def onednn_products() -> Iterator[None]:
+    """Have oneDNN compute linear layers in float32 on the CPU, forward and backward."""
+    token = _by_onednn.set(True)
+    try:
+        with _Linear():
+            yield
+    finally:
+        _by_onednn.reset(token)
+
+
+class _Linear(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return (_linear if func is functional.linear else func)(*args, **(kwargs or {}))
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute `functional.linear`; inside `onednn_products` by oneDNN, where that pays."""
+    if (
+        not _by_onednn.get()
+        or inputs.dtype != torch.float32
+        or inputs.is_mkldnn  # this function's own call
+        or len(weight) == 1  # to copy the inputs would take as long
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+    ):
+        return functional.linear(inputs, weight, bias)
+    return functional.linear(inputs.to_mkldnn(), weight, bias).to_dense()
 
 
 def shared_gradients() -> AbstractContextManager[object]:
@@ -32,7 +78,7 @@ class _SharedGradients(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         # By id: the tensor itself, as else its id could become that of another; what steps take.
-        self.shared: dict[int, tuple[Tensor, Tensor, Steps]] = {}
+        self.shared: dict[int, tuple[Tensor, Tensor, Tensor, Steps]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -55,7 +101,10 @@ class _SharedGradients(TorchFunctionMode):
         if id(shared) not in self.shared:
             steps: Steps = []
             made = _Shared.apply(shared.to(inputs.dtype), steps)
-            self.shared[id(shared)] = shared, made, steps
+            transposed = made.detach().mT
+            if _by_onednn.get() and shared.dim() == 2:  # it is slow to turn a weight at each step
+                transposed = transposed.contiguous()
+            self.shared[id(shared)] = shared, made, transposed, steps
         return _Product.apply(inputs, *self.shared[id(shared)][1:])
 
 
@@ -73,23 +122,29 @@ class _Shared(torch.autograd.Function):
     def backward(ctx: Any, _: None) -> tuple[Tensor, None]:
         inputs, gradients = (torch.cat(parts, -2) for parts in zip(*ctx.steps, strict=True))
         ctx.steps.clear()
-        return (gradients.mT @ inputs if ctx.is_weight else inputs.mT @ gradients), None
+        if ctx.is_weight:
+            return _linear(gradients.mT, inputs.mT), None
+        return inputs.mT @ gradients, None
 
 
 class _Product(torch.autograd.Function):
     """A product that leaves the gradient of its second factor to `_Shared`."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, shared: Tensor, steps: Steps) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, shared: Tensor, transposed: Tensor, steps: Steps
+    ) -> Tensor:
         ctx.steps = steps
-        ctx.save_for_backward(inputs, shared)
-        return inputs @ (shared.mT if shared.dim() == 2 else shared)
+        ctx.save_for_backward(inputs, transposed)
+        return _linear(inputs, shared) if shared.dim() == 2 else inputs @ shared
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        inputs, shared = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        inputs, transposed = ctx.saved_tensors
         ctx.steps.append((inputs, gradient))
         if not ctx.needs_input_grad[0]:
-            return None, None, None
-        return gradient @ (shared if shared.dim() == 2 else shared.mT), None, None
+            return None, None, None, None
+        is_weight = transposed.dim() == 2
+        gradient = _linear(gradient, transposed) if is_weight else gradient @ transposed
+        return gradient, None, None, None
