@@ -14,11 +14,11 @@ from benchmarks.timing import Apart, Table, in_turns, matrix_rate, peak_memory_m
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import Batch, word_mask
-from captioner.models.attention.attention import (
-    Attention,
-)
+from captioner.models.attention.attention import Attention
 from captioner.models.decoders.lstm import LSTMDecoder
+from captioner.models.products import training_products
 from captioner.runtime.cuda_graphs import GraphCache
+from captioner.runtime.device import keep_freed_memory
 from captioner.training.cross_entropy import caption_losses
 from captioner.training.reinforce import Reinforce
 from captioner.types import Grid
@@ -75,8 +75,11 @@ def run(
         calls["hard, recorded"] = _ours(*inputs, dtype, hard=True, recorded=True)
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
-    found = in_turns(calls, device=device, rounds=rounds)
-    rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
+    if device.type == "cpu":
+        keep_freed_memory()  # as training does
+    with training_products(device):
+        found = in_turns(calls, device=device, rounds=rounds)
+        rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
     rows = []
     for name, timing in found.items():
         share = operations(lengths) / timing.median_s / rate

@@ -132,15 +132,15 @@ def _wait(device: torch.device | None) -> None:
 def matrix_rate(
     rows: int, inner: int, columns: int, *, device: torch.device, dtype: torch.dtype
 ) -> float:
-    """Floating point operations a second of a matrix product of these sizes."""
-    a = torch.randn(rows, inner, device=device, dtype=dtype)
-    b = torch.randn(inner, columns, device=device, dtype=dtype)
+    """Floating point operations a second of a linear layer of these sizes."""
+    inputs = torch.randn(rows, inner, device=device, dtype=dtype)
+    weight = torch.randn(columns, inner, device=device, dtype=dtype)
     # One product takes a GPU less time than to launch it and to wait for it.
     products = 100 if device.type == "cuda" else 1
 
     def multiply() -> None:
         for _ in range(products):
-            a @ b
+            torch.nn.functional.linear(inputs, weight)
 
     timing = in_turns({"product": multiply}, device=device, rounds=15)["product"]
     return 2 * products * rows * inner * columns / timing.median_s
