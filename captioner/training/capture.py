@@ -18,7 +18,8 @@ from captioner.data.batch import Batch
 from captioner.errors import error_summary
 from captioner.log import logger
 from captioner.runtime.cuda_graphs import GraphCache
-from captioner.runtime.distributed import average_gradients, world_size
+from captioner.runtime.distributed import world_size
+from captioner.runtime.gradients import average_gradients
 from captioner.training.step import StepOutput, clip_gradients
 from captioner.training.task import LossOutput, TrainingTask
 

@@ -21,8 +21,9 @@ from captioner.evaluation.intervals import FEW_PHOTOS
 from captioner.log import logger, progress_bar
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
-from captioner.runtime.distributed import parallel, rank, world_size
+from captioner.runtime.distributed import rank, world_size
 from captioner.runtime.draws import seed_of
+from captioner.runtime.gradients import parallel
 from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, require_divisor
 from captioner.models.attention.fused import fused_scores
+from captioner.models.attention.self_attention import smoothed
 from captioner.registry import SCORES, SELECTS, WINDOWS
 from captioner.runtime.draws import child_seeds, uniform
 from captioner.types import AttentionOutput, Grid
@@ -229,9 +230,10 @@ class Attention(nn.Module):
             settings = self.select.config
             share = settings.semi_sampling if settings.select == "hard" else 0.0
             use_expectation = uniform(grid.seeds, 1).squeeze(-1) < share if share else None
+        compared = smoothed(grid, self.key_smoothing) if self.key_smoothing else grid.features
         return Memory(
             Grid(cells, grid.height, grid.width, at_random=grid.at_random),
-            self.score.keys(smoothed(grid, self.key_smoothing)),
+            self.score.keys(compared),
             values=values,
             use_expectation=use_expectation,
         )
@@ -264,23 +266,6 @@ class Attention(nn.Module):
             cells=cells.squeeze(-1) if cells is not None and heads == 1 else cells,
             heads=maps.unsqueeze(2) if heads > 1 else None,
         )
-
-
-def smoothed(grid: Grid, weight: float) -> Tensor:
-    """Return the grid's features [B, L, D], averaged over 3 x 3 neighbouring cells.
-
-    Args:
-        weight: Of the cells on each side, in a row and then in a column: the filter (weight, 1,
-            weight) / (1 + 2 weight). At the edge a cell takes the missing neighbour's place.
-    """
-    if weight == 0:
-        return grid.features
-    cells = grid.features.unflatten(1, (grid.height, grid.width))
-    for dim, size in ((1, grid.height), (2, grid.width)):
-        before = torch.cat([cells.narrow(dim, 0, 1), cells.narrow(dim, 0, size - 1)], dim)
-        after = torch.cat([cells.narrow(dim, 1, size - 1), cells.narrow(dim, size - 1, 1)], dim)
-        cells = (cells + weight * (before + after)) / (1 + 2 * weight)
-    return cells.flatten(1, 2)
 
 
 def split_heads(vectors: Tensor, heads: int) -> Tensor:

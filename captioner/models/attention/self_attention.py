@@ -1,4 +1,4 @@
-"""Self-attention: the cells of a grid attend to each other before the decoder attends to them."""
+"""What the cells of a grid take from each other, before the decoder attends to them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor, nn
+
+from captioner.types import Grid
 
 
 class GridSelfAttention(nn.Module):
@@ -64,3 +66,18 @@ def grid_positions(height: int, width: int, dim: int, *, device: torch.device) -
     rows = encode(height).unsqueeze(1).expand(-1, width, -1)
     columns = encode(width).unsqueeze(0).expand(height, -1, -1)
     return torch.cat([rows, columns], dim=-1).flatten(0, 1)
+
+
+def smoothed(grid: Grid, weight: float) -> Tensor:
+    """Return the grid's features [B, L, D], averaged over 3 x 3 neighbouring cells.
+
+    Args:
+        weight: Of the cells on each side, in a row and then in a column: the filter (weight, 1,
+            weight) / (1 + 2 weight). At the edge a cell takes the missing neighbour's place.
+    """
+    cells = grid.features.unflatten(1, (grid.height, grid.width))
+    for dim, size in ((1, grid.height), (2, grid.width)):
+        before = torch.cat([cells.narrow(dim, 0, 1), cells.narrow(dim, 0, size - 1)], dim)
+        after = torch.cat([cells.narrow(dim, 1, size - 1), cells.narrow(dim, size - 1, 1)], dim)
+        cells = (cells + weight * (before + after)) / (1 + 2 * weight)
+    return cells.flatten(1, 2)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import Attention, smoothed
+from captioner.models.attention.attention import Attention
+from captioner.models.attention.self_attention import smoothed
 
 B, ROWS, COLUMNS, D, H = 2, 3, 4, 6, 5
 
