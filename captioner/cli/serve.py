@@ -1,7 +1,7 @@
 """Run a web page and a REST interface on this machine.
 
-Ctrl-C or SIGTERM: answer the requests that have arrived, then end. Exit code: 0 ended so, 2 could
-not start.
+Ctrl-C or SIGTERM: answer the requests that have arrived, then end; a second Ctrl-C ends
+at once. Exit code: 0 ended so, 2 could not start.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from captioner.cli import command, load_captioner, parsing, show
 from captioner.errors import CaptionerError, needs_extra
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from captioner.captioner import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
@@ -89,6 +91,14 @@ def serve(parser: parsing.CommandParser) -> int:
             allowed_hosts=[*LOOPBACK_HOSTS, _url_host(arguments.host)] if is_local else ["*"],
             allowed_origins=arguments.allow_origin,
         )
+
+        class Server(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                """Drain; a second Ctrl-C ends at once. uvicorn would print tracebacks then."""
+                if sig == signal.SIGINT:
+                    signal.signal(sig, signal.SIG_DFL)
+                super().handle_exit(sig, frame)
+
         config = uvicorn.Config(
             app,
             ws="none",
@@ -105,7 +115,7 @@ def serve(parser: parsing.CommandParser) -> int:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: sys.exit())
         show(f"captioner listens at http://{_url_host(host)}:{port}")
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(config).run(sockets=[listening])
     return 0
 
 

@@ -76,6 +76,22 @@ def test_sigterm_answers_requests_that_have_begun(
     assert outcome.stderr == ""
 
 
+def test_a_second_ctrl_c_ends_at_once_without_a_traceback(
+    programs: Programs, tiny_model: Path
+) -> None:
+    with started(programs, "--checkpoint", tiny_model) as (address, server):
+        host, _, port = urlsplit(address).netloc.partition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST /v1/captions HTTP/1.1\r\nHost: {host}\r\nContent-Type: image/jpeg\r\n"
+            connection.sendall(head.encode() + b"Content-Length: 9\r\n\r\nphoto")
+            for _ in range(2):  # the request's end never comes
+                time.sleep(0.5)
+                assert server.poll() is None
+                server.signal(signal.SIGINT)
+            outcome = server.wait()
+    assert (outcome.code, outcome.stderr) == (-signal.SIGINT, "")
+
+
 def test_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
