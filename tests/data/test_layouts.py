@@ -267,6 +267,8 @@ def test_where_no_photo_is_found_the_message_says_what_lies_there(tmp_path: Path
         ("t.csv", "Image Name,caption_1,caption_2\na.jpg,one dog,two dogs\n"),
         ("t.csv", "image,caption,caption\na.jpg,one dog,two dogs\n"),
         ("t.csv", ",image,captions\n0,a.jpg,\"['one dog', 'two dogs']\"\n"),
+        ("t.csv", 'image,captions\na.jpg,"[\'one dog\', ""two dogs aren\'t""]"\n'),
+        ("t.csv", "image,captions\na.jpg,\"['one dog sits.'\n 'two dogs']\"\n"),  # NumPy's
         ("t.csv", 'image,caption\na.jpg,"one" dog\na.jpg,two dogs\n'),
         ("t.csv", "sep=;\r\nimage;alt-text\r\na.jpg;one dog\r\na.jpg;two dogs\r\n"),
         ("t.json", '{"train": [{"image": "a.jpg", "caption": ["one dog", "two dogs"]}]}'),

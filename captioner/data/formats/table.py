@@ -28,7 +28,9 @@ from captioner.storage import is_url
 MOST_ROWS = 10  # that cannot be read are named one by one
 _SUFFIXES = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".ndjson", ".json", ".parquet")
 _NUMBERED = re.compile(r"(.+\.\w+)#\d+")  # NAME.jpg#0, as Flickr8k and Flickr30k number them
-_LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)  # as pandas writes a list of texts
+_TEXT = re.compile(r"""(?s:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+# As pandas writes a list of texts; NumPy puts no commas between them.
+_LIST = re.compile(rf"\[\s*{_TEXT.pattern}(?:[\s,]+{_TEXT.pattern})*\s*\]")
 _ANSWERS = ("gpt", "assistant")  # whose turns of a conversation are captions
 _COCO_FILE = re.compile(r"(instances|person_keypoints|stuff|panoptic|captions|image_info)_.*\.json")
 
@@ -263,8 +265,8 @@ def texts_of(cells: Sequence[Any]) -> tuple[str, ...] | None:
     found: list[str] = []
     for value in cells:
         if isinstance(value, str) and _LIST.fullmatch(value):
-            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
-                value = ast.literal_eval(value)
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = [ast.literal_eval(text) for text in _TEXT.findall(value)]
         if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
             value = [turn.get("value") for turn in value if turn.get("from") in _ANSWERS]
         texts = value if isinstance(value, list) else [] if value is None else [value]
