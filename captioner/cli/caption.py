@@ -314,10 +314,9 @@ class _CaptionRun:
         else:
             self._show_text(photo, found, [*pictures, *files])
         self.done += 1
-        if not self.output or self.failures > failures or not isinstance(photo, Path):
-            return
-        content = {"caption": caption.text, "confidence": caption.confidence}
-        self.output.add(photo, content, pictures)
+        if self.output and self.failures == failures and photo != parsing.STANDARD_INPUT:
+            content = {"caption": caption.text, "confidence": caption.confidence}
+            self.output.add(photo, content, pictures)
 
     def _show_text(self, photo: _Photo, found: _Found, files: list[Path]) -> None:
         """Print a photo's captions and files; further captions or models have a line each."""

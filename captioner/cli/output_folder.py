@@ -1,7 +1,8 @@
 """The folder of `--output`: pictures, and the journal of which photo each shows and what is done.
 
-The journal, `captions.jsonl`, has one JSON object a photo: `image` (its absolute path), `bytes`,
-`modified_ns`, `settings` (a digest), `name`, `caption`, `confidence`, `pictures`. The last counts.
+The journal, `captions.jsonl`, has one JSON object a photo: `image` (absolute path or address),
+`bytes`, `modified_ns`, `settings` (a digest), `name`, `caption`, `confidence`, `pictures`. The last
+counts.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class OutputFolder:
         owners = {record["name"].casefold(): image for image, record in self.records.items()}
         self.names: dict[Path | str, str] = {}
         for photo in photos:
-            image = os.path.abspath(photo)
+            image = _place(photo)
             stem = "stdin" if photo == STANDARD_INPUT else Path(image).stem
             earlier = self.records.get(image, {}).get("name", stem)
             self.names[photo] = claim_name(owners, image, earlier, stem)
@@ -73,17 +74,17 @@ class OutputFolder:
 
     def done(self, image: Path) -> dict[str, Any] | None:
         """Return the record of a photo that needs no work: same file, same settings, all there."""
-        record = self.records.get(os.path.abspath(image), {})
+        record = self.records.get(_place(image), {})
         expected = {"settings": self.settings, **_identity(image)}
         if any(record.get(key) != value for key, value in expected.items()):
             return None
         pictures = [self.journal.parent / name for name in record["pictures"]]
         return record if all(picture.is_file() for picture in pictures) else None
 
-    def add(self, image: Path, content: Mapping[str, Any], pictures: Iterable[Path]) -> None:
+    def add(self, image: Path | str, content: Mapping[str, Any], pictures: Iterable[Path]) -> None:
         """Append a photo's record to the journal."""
         record = {
-            "image": os.path.abspath(image),
+            "image": _place(image),
             **_identity(image),
             "settings": self.settings,
             "name": self.names[image],
@@ -200,10 +201,15 @@ def settings_digest(model_folders: Iterable[Path], options: Mapping[str, Any]) -
     return digest.hexdigest()[:16]
 
 
-def _identity(image: Path) -> dict[str, int | None]:
+def _place(photo: Path | str) -> str:
+    """Return what the journal calls a photo: its absolute path, or its address."""
+    return photo if isinstance(photo, str) else os.path.abspath(photo)
+
+
+def _identity(image: Path | str) -> dict[str, int | None]:
     """Return the size and time of change of a photo's file, by which a changed file is noticed."""
     try:
-        status = image.stat()
+        status = os.stat(image)
     except (OSError, ValueError):  # ValueError: a zero byte in an address of a page
         return {"bytes": None, "modified_ns": None}
     return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}

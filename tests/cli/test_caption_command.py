@@ -171,6 +171,8 @@ def test_an_address_is_fetched_when_that_is_allowed(
         site = f"http://127.0.0.1:{server.server_port}"
         given = (f"{site}/photos/one.jpg?size=2", f"{site}/none.jpg", "--json", "--output", "out")
         outcome = caption(*given, "--allow-urls")
+        other = (f"{site}/photos/one.jpg?size=3", "--json", "--output", "out", "--allow-urls")
+        (kept_apart,) = caption(*other).json_lines()
         server.shutdown()
     assert outcome.code == 1
     assert f"{site}/none.jpg: cannot be fetched: the site answers 404" in outcome.stderr
@@ -178,7 +180,9 @@ def test_an_address_is_fetched_when_that_is_allowed(
     (local,) = caption(photos[0], "--json").json_lines()
     assert fetched["image"] == given[0]
     assert fetched["words"] == local["words"]
-    assert by_name(tmp_path / "out") == [Path(path).name for path in fetched["pictures"]]
+    drawn = [*fetched["pictures"], *kept_apart["pictures"]]
+    assert by_name(tmp_path / "out") == sorted(Path(path).name for path in set(drawn))
+    assert len(set(drawn)) == 2, "a later photo of the same name leaves the first one's picture"
 
 
 def test_several_captions_are_those_of_python_best_first(
