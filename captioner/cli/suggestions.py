@@ -16,13 +16,14 @@ _PLACE = "PLACE"  # stands for a command's argument without an option, such as P
 # Names that other programs use, by the last part of ours; those that only differ from ours in a
 # few letters need none.
 _SYNONYMS = {
-    _PLACE: "img image image-path input photo file path data dataset data-dir data-path",
+    "from": "m model checkpoint ckpt load model-path pretrained weights",
+    _PLACE: "img image image-path input photo file path data dataset data-dir data-path root run "
+    "model checkpoint",
     "root": "data dataset data-dir data-folder data-path image-dir img-dir",
     "format": "data-name dataset-name dataset-type",
     "file": "annotations annotation-file captions captions-file",
     "output": "o out out-dir output-folder results save-dir save-path",
     "checkpoint": "m ckpt load model-dir model-path pretrained weights",
-    "from": "m model ckpt load model-path pretrained weights",
     "config": "c cfg recipe yaml",
     "resume": "continue resume-from-checkpoint",
     "beam-size": "b k beam num-beams",
@@ -110,7 +111,7 @@ def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> st
     known = sorted(known, key=lambda each: not each.startswith("--train."))
     by_name = {_plain(each).rpartition(".")[2]: each for each in reversed(known)}
     meanings = [ours for ours, names in _SYNONYMS.items() if name in names.split()]
-    places = [str(a.metavar or a.dest) for a in parser._actions if not a.option_strings]
+    places = [str(a.metavar or a.dest).upper() for a in parser._actions if not a.option_strings]
     # A synonym's meaning is known: if it is not here, this command has no such option.
     for meaning in (name, *(meanings or get_close_matches(name, by_name, n=1, cutoff=0.7))):
         if meaning == _PLACE and places:

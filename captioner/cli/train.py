@@ -187,6 +187,8 @@ class _Parser(ArgumentParser):
         key = re.search(r'key "(\w+\.\w+)"', message)
         if key and (accepted := _accepted(key[1])):
             raise ConfigError(f"{key[1]}: use {accepted}") from None
+        if message.startswith("unrecognized arguments") and self.prog == "captioner train":
+            message += "; name a recipe by --config, the data by --data.root"
         raise ConfigError(error_summary(message)) from None
 
 

@@ -49,6 +49,21 @@ def test_an_unknown_option_is_refused_by_every_command(commands: Commands, comma
 
 
 @pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [
+        ("check-data --root my.csv", "give ROOT alone: captioner check-data ROOT"),
+        ("export --checkpoint runs/mine", "give CHECKPOINT alone: captioner export CHECKPOINT"),
+        ("finetune my.csv --checkpoint soft", "did you mean --from?"),
+        ("train my.csv", "the data by --data.root"),
+    ],
+)
+def test_what_other_commands_take_in_another_way_is_told_where_it_belongs(
+    commands: Commands, typed: str, remedy: str
+) -> None:
+    assert remedy in commands.run("captioner", *typed.split()).sentence()
+
+
+@pytest.mark.parametrize(
     ("typed", "meant"),
     [
         ("eval", "captioner evaluate"),
