@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,9 +17,9 @@ from captioner.config.settings import HardConfig, LossConfig
 from captioner.data.batch import Batch, word_mask
 from captioner.models.attention.attention import Attention
 from captioner.models.decoders.lstm import LSTMDecoder
-from captioner.models.products import training_products
+from captioner.models.products import onednn_products
 from captioner.runtime.cuda_graphs import GraphCache
-from captioner.runtime.device import keep_freed_memory
+from captioner.runtime.device import keep_freed_memory, onednn_is_faster
 from captioner.training.cross_entropy import caption_losses
 from captioner.training.reinforce import Reinforce
 from captioner.types import Grid
@@ -75,9 +76,10 @@ def run(
         calls["hard, recorded"] = _ours(*inputs, dtype, hard=True, recorded=True)
     if checkout is not None:
         calls["peer"] = Apart(_peers, checkout, batch, str(device), dtype)
-    if device.type == "cpu":
-        keep_freed_memory()  # as training does
-    with training_products(device):
+    on_cpu = device.type == "cpu"
+    if on_cpu:  # as training does
+        keep_freed_memory()
+    with onednn_products() if on_cpu and onednn_is_faster() else nullcontext():
         found = in_turns(calls, device=device, rounds=rounds)
         rate = matrix_rate(int(lengths.sum()), SIZE, VOCABULARY, device=device, dtype=dtype)
     rows = []

@@ -18,17 +18,6 @@ Steps: TypeAlias = list[tuple[Tensor, Tensor]]  # the input, and the gradient of
 _by_onednn: ContextVar[bool] = ContextVar("by_onednn", default=False)
 
 
-def training_products(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context for training: products by oneDNN, where it is a CPU on which that pays.
-
-    PyTorch multiplies float32 by MKL, which uses no AVX-512 on AMD's processors.
-    """
-    processor = getattr(torch.cpu, "get_capabilities", dict)()  # earlier ones have none
-    is_amd = processor.get("cpu_name", "").startswith("AMD")
-    on_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return onednn_products() if on_cpu and is_amd and processor["avx512_f"] else nullcontext()
-
-
 @contextmanager
 def onednn_products() -> Iterator[None]:
     """Have oneDNN compute linear layers in float32 on the CPU, forward and backward."""

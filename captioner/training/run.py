@@ -22,9 +22,9 @@ from captioner.evaluation.calibration import collect, collect_training, fit
 from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
-from captioner.models.products import training_products
+from captioner.models.products import onednn_products
 from captioner.runtime.cuda_graphs import graphs_of_search
-from captioner.runtime.device import choose_device, keep_freed_memory
+from captioner.runtime.device import choose_device, keep_freed_memory, onednn_is_faster
 from captioner.runtime.distributed import rank
 from captioner.runtime.processes import from_first_process, in_all_processes, processes
 from captioner.storage import locked_folder
@@ -61,7 +61,8 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
         device = choose_device(config.train.device)
         if device.type == "cpu":
             keep_freed_memory()
-        stack.enter_context(training_products(device))
+            if onednn_is_faster():
+                stack.enter_context(onednn_products())
         checkpoint, reward = from_first_process(lambda: _begin(config, run, resume, stack))
         config = replace(config, hard=replace(config.hard, reward=reward))
         # Processes agree after each part, before any of them waits for the others' tensors.
