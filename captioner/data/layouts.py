@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -114,9 +115,13 @@ class DataFiles:
 
     def json_files(self, *keys: str) -> list[Path]:
         """Return the JSON files, as `candidates`, that have all of these keys."""
-        needed = [f'"{key}"'.encode() for key in keys]
-        files = ((path, path.read_bytes()) for path in self.candidates("*.json"))
-        return [path for path, content in files if all(key in content for key in needed)]
+        found = []
+        for path in self.candidates("*.json"):
+            with contextlib.suppress(OSError):  # such as a link to no file
+                content = path.read_bytes()
+                if all(f'"{key}"'.encode() in content for key in keys):
+                    found.append(path)
+        return found
 
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""
