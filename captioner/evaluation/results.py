@@ -55,10 +55,14 @@ def read_captions(path: Path, split: str, data: DataFiles) -> dict[str, str]:
     found: list[tuple[str, str | None]] = []
     if isinstance(content, dict) and isinstance(content.get("captions"), list):
         # A results.json, whose ids may be positions in a table.
-        names = {image["image_id"]: image.get("file_name") for image in content.get("images", ())}
-        for entry in content["captions"]:
-            image_id = entry["image_id"]
-            found.append((str(names.get(image_id) or image_id), entry["caption"]))
+        try:
+            images = content.get("images", ())
+            names = {image["image_id"]: image.get("file_name") for image in images}
+            for entry in content["captions"]:
+                image_id = entry["image_id"]
+                found.append((str(names.get(image_id) or image_id), entry["caption"]))
+        except (KeyError, TypeError):
+            found = []  # it holds no captions of images
     else:
         parts = path / "parts" if (path / "parts").is_dir() else path
         for file in sorted(parts.glob("*.parquet")) if path.is_dir() else [path]:

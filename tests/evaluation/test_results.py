@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from captioner.data.layouts import DataFiles
 from captioner.data.splits import CaptionedImage
+from captioner.errors import DataError
 from captioner.evaluation.evaluate import score_texts
 from captioner.evaluation.results import (
     cell_text,
     match_captions,
+    read_captions,
     read_results,
     result_tables,
     write_json,
@@ -73,6 +76,14 @@ def test_captions_find_their_images_by_id_or_by_name(
 
 def test_a_name_of_two_images_means_none() -> None:
     assert match_captions({"1.jpg": "one"}, [image("r/a/1.jpg", 5), image("r/b/1.jpg", 6)]) == {}
+
+
+@pytest.mark.parametrize("entries", [["a", "b"], [{"caption": "a"}], [{"image_id": 1}]])
+def test_captions_of_no_image_are_refused_in_a_sentence(entries: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "captions.json"
+    file.write_text(json.dumps({"captions": entries}))
+    with pytest.raises(DataError, match=r"captions\.json holds no captions; give COCO results"):
+        read_captions(file, "val", DataFiles())
 
 
 def test_the_captions_are_results_that_pycocotools_loads(results: dict[str, Any]) -> None:
