@@ -71,7 +71,7 @@ class CaptionOptions(SearchSettings):
         description="With sample: only the likeliest words whose probabilities sum to this.",
     )
     seed: int | None = Field(
-        None, ge=0, lt=2**32, description="With sample: draw the same captions again."
+        None, ge=0, le=2**63 - 1, description="With sample: draw the same captions again."
     )
     maps: bool = Field(False, description="Also answer the attention map of each word.")
 
