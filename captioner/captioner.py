@@ -378,7 +378,6 @@ class Captioner:
         return _RANDOM_NUMBERS if is_random else nullcontext()
 
     def _seed_cells(self, seed: int | None) -> None:
-        """Seed the cells that hard attention samples, where a seed is given."""
         if seed is not None and self.has_hard_attention:
             self.engine.seed(seed + 1)  # other numbers than those that choose the words
 

@@ -265,7 +265,6 @@ class _PublicHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 def _is_public(address: str) -> bool:
-    """Return whether an address is one of the open internet."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_global and not parsed.is_multicast

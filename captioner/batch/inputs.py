@@ -161,7 +161,6 @@ def _table_rows(
 
 
 def _records(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table that is text."""
     path = name
     if is_url(name):
         path = fsspec.open_local(f"simplecache::{name}", simplecache={"same_names": True})

@@ -192,7 +192,6 @@ def _caption_split(
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:
-    """Print the tables of the results."""
     from captioner.evaluation.metrics import PYTHON_TOKENIZER
 
     signature = results["signature"]

@@ -191,7 +191,6 @@ def export(parser: parsing.CommandParser) -> int:
 
 
 def _folder_to_change(model: str | Path) -> Path:
-    """Return the folder of a model, unless it is a bundled one."""
     folder = model_folder(model)
     if folder.resolve().is_relative_to(MODELS.resolve()):
         raise CheckpointError(

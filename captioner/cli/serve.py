@@ -120,7 +120,6 @@ def serve(parser: parsing.CommandParser) -> int:
 
 
 def _origin(text: str) -> str:
-    """Parse the origin of a web site, such as https://example.org."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+/?", text):
         raise argparse.ArgumentTypeError(f"'{text}' is no origin, such as https://example.org")
     return text.lower().rstrip("/")

@@ -35,7 +35,6 @@ def validate(config: ModelConfig) -> None:
 
 
 def _check_training(config: Config) -> None:
-    """Check the rules between the settings of training."""
     is_hard, rewards = config.attention.select == "hard", config.self_critical.samples > 0
     for section, settings in (("hard", config.hard), ("self_critical", config.self_critical)):
         if settings.baseline == "leave_one_out" and settings.samples == 1:
@@ -116,7 +115,6 @@ def data_sources(data: DataConfig) -> list[SourceConfig]:
 
 
 def _check_sources(config: Config) -> None:
-    """Refuse a list of sources that cannot be trained on and validated on."""
     sources = data_sources(config.data)
     names = [source.name for source in sources]
     if config.data.sources is None and not config.data.root:

@@ -202,7 +202,6 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to 8-bit RGB."""
     if image.mode.startswith(("I", "F")):  # 16-bit and 32-bit grey; convert("RGB") would clip
         grey = np.nan_to_num(np.asarray(image, dtype=np.float64))
         full_scale = 65535.0 if image.mode.startswith("I;16") or grey.max() > 255 else 255.0
@@ -245,7 +244,6 @@ def as_list(images: Any) -> list[Any]:
 
 
 def _plain(image: Any) -> Any:
-    """Return an image of any kind as `as_list` does."""
     if isinstance(image, (str, bytes, Image.Image)) or _is_prepared(image):
         return image
     if isinstance(image, os.PathLike):

@@ -161,7 +161,6 @@ class CaptionedData:
         return find_images(names, self._annotations.folders, self.data.images)
 
     def _file(self, image: NamedImage) -> ImagePath | None:
-        """Return the file of an image; None where there is none."""
         return self._found[image.name] if isinstance(image.name, str) else image.name
 
     @cached_property
@@ -263,7 +262,6 @@ class CaptionedData:
         return image, list(itertools.filterfalse(is_caption, texts))
 
     def _chosen(self, name: str) -> list[NamedImage]:
-        """Return the images of a split, or of several joined with "+"."""
         wanted = {split_name(part) for part in name.split("+")}
         available = self.split_names
         divided = wanted == {"val"} or (self.divides_train and wanted == {"train"})

@@ -182,7 +182,6 @@ def _listed_rows(content: Any) -> list[Any]:
 
 
 def _is_image_with_captions(name: str, value: Any) -> bool:
-    """Return whether an entry of a JSON object is an image with its captions."""
     if isinstance(value, str):  # a name may lack its suffix, but a caption has several words
         return _names_an_image(name) or value.count(" ") > 1
     return isinstance(value, (dict, list))

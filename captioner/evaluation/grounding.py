@@ -300,7 +300,6 @@ class Objects:
 
 
 def _read_instances(path: Path) -> Any:
-    """Return pycocotools' index of a file."""
     from pycocotools.coco import COCO
 
     try:

@@ -60,7 +60,6 @@ class Batcher:
         self._threads.shutdown(cancel_futures=True)
 
     def _run_next(self, key: Hashable, work: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Run the next batch of a key, in a thread."""
         batch: list[tuple[Any, Future[Any]]] = []
         with suppress(IndexError):  # another thread may take from it, too
             while len(batch) < self.max_batch:

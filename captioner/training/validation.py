@@ -128,7 +128,6 @@ def validate(
 def _figures(
     captions: dict[int | str, str], hypotheses: list[Hypothesis], data: ValidationData
 ) -> dict[str, float]:
-    """Return the scores and statistics of the generated captions."""
     by_source = {
         source: quick_scores({image_id: captions[image_id] for image_id in readable}, readable)
         for source, images in data.sources.items()

@@ -212,5 +212,4 @@ def _document(*, title: str, body: str, css: str = "") -> str:
 
 
 def _resource(name: str) -> str:
-    """Return the text of a script or style sheet of this package."""
     return files("captioner.visualization").joinpath(name).read_text(encoding="utf-8")
