@@ -33,8 +33,28 @@ def augmented_levels(
 ) -> tuple[np.ndarray, Geometry]:
     """Return the pixels and the view of `ImageTransform.levels`, cropped and mirrored at random."""
     augmentation = transform.augmentation or Augmentation()
-    view, (width, height) = transform.cropped(random_view(view, augmentation, generator))
-    view = in_whole_pixels(view)
+    side = generator.uniform(augmentation.min_area, 1.0) ** 0.5  # a crop with the same aspect ratio
+    flipped = bool(generator.random() < augmentation.flip)
+    left, top = generator.random(2) * (1.0 - side)
+    view = replace(
+        view,
+        left_px=left * view.width_px,
+        top_px=top * view.height_px,
+        width_px=side * view.width_px,
+        height_px=side * view.height_px,
+        flipped=flipped,
+    )
+    view, (width, height) = transform.cropped(view)
+    # From here on it begins and ends between two pixels of the image.
+    left, top = math.floor(view.left_px), math.floor(view.top_px)
+    across, down = max(1, round(view.width_px)), max(1, round(view.height_px))
+    view = replace(
+        view,
+        left_px=min(left, view.photo_width_px - across),
+        top_px=min(top, view.photo_height_px - down),
+        width_px=across,
+        height_px=down,
+    )
     is_small = view.width_px < GAP * width and view.height_px < GAP * height
     if is_small and transform.resampling in ON_TENSORS:
         rows = slice(int(view.top_px), int(view.top_px + view.height_px))
@@ -47,19 +67,6 @@ def augmented_levels(
         # by channels: NumPy copies three bytes from right to left five times as slowly
         pixels = np.stack([pixels[:, ::-1, channel] for channel in range(3)], axis=-1)
     return pixels, view
-
-
-def in_whole_pixels(view: Geometry) -> Geometry:
-    """Return a view that begins and ends between two pixels of the image."""
-    left, top = math.floor(view.left_px), math.floor(view.top_px)
-    width, height = max(1, round(view.width_px)), max(1, round(view.height_px))
-    return replace(
-        view,
-        left_px=min(left, view.photo_width_px - width),
-        top_px=min(top, view.photo_height_px - height),
-        width_px=width,
-        height_px=height,
-    )
 
 
 def resize_on_tensor(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
@@ -97,20 +104,3 @@ def with_other_colours(pixels: np.ndarray, factors: np.ndarray) -> np.ndarray:
     levels = torch.from_numpy(pixels.astype(np.float32)).permute(2, 0, 1).unsqueeze(0)
     levels = recoloured(levels, torch.from_numpy(factors).unsqueeze(0))
     return np.asarray(levels[0].permute(1, 2, 0).round().to(torch.uint8))
-
-
-def random_view(
-    view: Geometry, augmentation: Augmentation, generator: np.random.Generator
-) -> Geometry:
-    """Draw a crop with the image's aspect ratio, and whether it is mirrored."""
-    side = generator.uniform(augmentation.min_area, 1.0) ** 0.5
-    flipped = bool(generator.random() < augmentation.flip)
-    left, top = generator.random(2) * (1.0 - side)
-    return replace(
-        view,
-        left_px=left * view.width_px,
-        top_px=top * view.height_px,
-        width_px=side * view.width_px,
-        height_px=side * view.height_px,
-        flipped=flipped,
-    )
