@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import platform
@@ -85,7 +84,6 @@ class RunLog:
 
 # Packages whose versions a model card records.
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
-package_version = functools.cache(metadata.version)  # it reads a file
 # It begins with what model hubs read; the licence is for the owner of the data to add.
 CARD = """\
 ---
@@ -120,7 +118,7 @@ def model_card(config: Config, figures: dict[str, Any], digests: Mapping[str, st
     origin = {
         "captioner": captioner.__version__,
         "python": platform.python_version(),
-        **{package: package_version(package) for package in PACKAGES},
+        **{package: metadata.version(package) for package in PACKAGES},
         "threads": torch.get_num_threads(),
         **digests,
     }
