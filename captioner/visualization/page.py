@@ -9,7 +9,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -125,13 +125,6 @@ def report_example(
 def viewer_script() -> str:
     """Return the viewer with its style sheet, and what it paints by: tables, constants of style."""
     tables = {name: value for name, value in vars(styles).items() if name.isupper()}
-    tables |= _painting_tables() | {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
-    text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
-    return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
-
-
-def _painting_tables() -> dict[str, Any]:
-    """Return what each style lays over what, as plain values for JSON."""
     colours: dict[str, str] = {
         name: bytes(styles.colour_table(name)).hex() for name in styles.COLOUR_MAPS
     }
@@ -147,7 +140,10 @@ def _painting_tables() -> dict[str, Any]:
             "alpha": [round(float(value), 4) for value in paint.alpha],
             "lines": paint.lines,
         }
-    return {"styles": painted, "colours": colours}
+    tables |= {"styles": painted, "colours": colours}
+    tables |= {"key": KEY, "notes": NOTES, "css": _resource("viewer.css")}
+    text = json.dumps(tables, ensure_ascii=False, separators=(",", ":"))
+    return f"window.captionViewerTables = {text};\n{_resource('viewer.js')}"
 
 
 def _explorable(
