@@ -107,31 +107,33 @@ class TextWriter:
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
         if withheld:
             return written
-        for kind, save in (("xmp", self._save_sidecar), ("txt", self._save_text)):
-            try:
-                if kind in options.write:
-                    if not isinstance(photo, Path):
-                        raise CaptionerError(
-                            f"{photo}: no {kind} is written, as it would lie next to the photo's "
-                            "file; --write csv --output DIR writes a table"
-                        )
-                    file, has_text = save(photo, caption)
+        for kind in ("xmp", "txt"):
+            if kind in options.write:
+                try:
+                    file, has_text = self._save_next_to(photo, caption, kind)
                     (written if has_text or options.overwrite else self._kept).append(file)
-            except CaptionerError as error:
-                self.failed(error)
+                except CaptionerError as error:
+                    self.failed(error)
         return written
 
-    def _save_sidecar(self, photo: Path, caption: str) -> tuple[Path, bool]:
-        """Write a photo's sidecar; return it, and whether it has this text."""
-        options, text = self.arguments, alt_text(caption)
-        name = photo.stem if options.xmp_name == "replace" else photo.name
-        file = self._claimed(photo.with_name(f"{name}.xmp"), photo)
-        merge, overwrite = options.xmp_merge, options.overwrite
-        return file, save_sidecar(file, text, merge=merge, overwrite=overwrite)
-
-    def _save_text(self, photo: Path, caption: str) -> tuple[Path, bool]:
-        """Write a photo's text file; return it, and whether it has this text."""
-        options, file = self.arguments, self._claimed(photo.with_suffix(".txt"), photo)
+    def _save_next_to(self, photo: Path | str, caption: str, kind: str) -> tuple[Path, bool]:
+        """Write a photo's sidecar or text file; return it, and whether it has this text."""
+        options = self.arguments
+        if not isinstance(photo, Path):
+            raise CaptionerError(
+                f"{photo}: no {kind} is written, as it would lie next to the photo's file; --write "
+                "csv --output DIR writes a table"
+            )
+        appends = kind == "xmp" and options.xmp_name == "append"
+        file = photo.with_name(f"{photo.name if appends else photo.stem}.{kind}")
+        owner = self._owners.setdefault(os.path.normcase(os.path.abspath(file)), photo)
+        if os.path.abspath(owner) != os.path.abspath(photo):  # another photo of this run
+            raise CaptionerError(
+                f"{photo}: {file.name} is that of {owner.name}, too; rename one of the two photos"
+            )
+        if kind == "xmp":
+            merge, overwrite = options.xmp_merge, options.overwrite
+            return file, save_sidecar(file, alt_text(caption), merge=merge, overwrite=overwrite)
         text = f"{options.prefix.rstrip()} {caption}".lstrip()
         text += f" {options.suffix}" if options.suffix[:1].isalnum() else options.suffix
         return file, self._save(f"{text}\n".encode(errors="backslashreplace"), file)
@@ -144,15 +146,6 @@ class TextWriter:
         with contextlib.suppress(OSError):  # what cannot be read is not this
             return file.read_bytes() == content
         return False
-
-    def _claimed(self, file: Path, photo: Path) -> Path:
-        """Return the file of a photo; a CaptionerError if another photo of this run has it."""
-        owner = self._owners.setdefault(os.path.normcase(os.path.abspath(file)), photo)
-        if os.path.abspath(owner) != os.path.abspath(photo):
-            raise CaptionerError(
-                f"{photo}: {file.name} is that of {owner.name}, too; rename one of the two photos"
-            )
-        return file
 
     def finish(self, photos: Iterable[Path | str]) -> list[Path]:
         """Write the table, and copies of the pages with the texts filled in; return the files.
