@@ -68,7 +68,15 @@ def serve(parser: parsing.CommandParser) -> int:
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
         )
-    with _listen(arguments.host, arguments.port) as listening:
+    host, port = arguments.host, arguments.port
+    try:  # before the models are loaded, so that a port in use is reported
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        raise CaptionerError(
+            f"cannot listen at {host}:{port} ({error}); choose another with --host and --port"
+        ) from None
+    with listening:
         host, port = listening.getsockname()[:2]
         chosen: list[str | Path] = [*arguments.model, *map(Path, arguments.checkpoint)]
         models: dict[str, Captioner] = {}
@@ -128,14 +136,3 @@ def _origin(text: str) -> str:
 def _url_host(host: str) -> str:
     """Return the address as URLs have it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; opened before the models, so that a port in use is reported."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:
-        raise CaptionerError(
-            f"cannot listen at {host}:{port} ({error}); choose another with --host and --port"
-        ) from None

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import anyio
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_fastapi_instrumentator import Instrumentator
@@ -97,7 +97,30 @@ def create_app(
         responses=RESPONSES,
     )
     login = [] if token is None else [Depends(BearerToken(token))]
-    app.include_router(_photo_routes(service), dependencies=login)
+    post = partial(app.post, tags=["photos"], dependencies=[*login, Depends(service.take_place)])
+    # A response is not validated again: tests hold it to the model that OpenAPI names.
+    post(
+        "/v1/captions",
+        summary="Caption photos",
+        response_model=answers.CaptionsAnswer | answers.ManyAnswer[answers.CaptionsAnswer],
+        openapi_extra=describe_request(CaptionOptions),
+    )(service.captions)
+    post(
+        "/v1/scores",
+        summary="Score a caption that you bring",
+        response_model=answers.ScoreAnswer | answers.ManyAnswer[answers.ScoreAnswer],
+        openapi_extra=describe_request(ScoreOptions),
+    )(service.scores)
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    post(
+        "/v1/pictures",
+        summary="Draw the attention maps of a photo",
+        response_description="A sheet (png, svg, pdf), an animation (gif), or a page of one file "
+        "(html).",
+        response_class=Response,
+        responses={200: {"content": dict.fromkeys(PICTURE_TYPES.values(), binary)}},
+        openapi_extra=describe_request(PictureOptions),
+    )(service.pictures)
     add = partial(app.add_api_route, tags=["service"])
     summary = "The models that are loaded"
     add("/v1/models", service.loaded, name="models", summary=summary, dependencies=login)
@@ -124,35 +147,6 @@ def create_app(
     shown: Any = {"summary": "Figures for Prometheus", "response_class": PlainTextResponse}
     metrics.expose(app, tags=["service"], dependencies=login, **shown)
     return app
-
-
-def _photo_routes(service: Service) -> APIRouter:
-    """Return the routes that read photos."""
-    router = APIRouter(prefix="/v1", tags=["photos"], dependencies=[Depends(service.take_place)])
-    # A response is not validated again: tests hold it to the model that OpenAPI names.
-    router.post(
-        "/captions",
-        summary="Caption photos",
-        response_model=answers.CaptionsAnswer | answers.ManyAnswer[answers.CaptionsAnswer],
-        openapi_extra=describe_request(CaptionOptions),
-    )(service.captions)
-    router.post(
-        "/scores",
-        summary="Score a caption that you bring",
-        response_model=answers.ScoreAnswer | answers.ManyAnswer[answers.ScoreAnswer],
-        openapi_extra=describe_request(ScoreOptions),
-    )(service.scores)
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    router.post(
-        "/pictures",
-        summary="Draw the attention maps of a photo",
-        response_description="A sheet (png, svg, pdf), an animation (gif), or a page of one file "
-        "(html).",
-        response_class=Response,
-        responses={200: {"content": dict.fromkeys(PICTURE_TYPES.values(), binary)}},
-        openapi_extra=describe_request(PictureOptions),
-    )(service.pictures)
-    return router
 
 
 class Service:
