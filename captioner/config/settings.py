@@ -32,11 +32,6 @@ Radius: TypeAlias = Annotated[float, Range(0.5, _LARGEST, "of cells from 0.5 up"
 LengthPenalty: TypeAlias = Annotated[float, Range(-10, 10, "from -10 to 10")]
 # mypy takes only literals that are written out.
 DataFormat: TypeAlias = Literal[("auto", *DATA_FORMATS)]  # type: ignore[valid-type]
-TokenizerName: TypeAlias = Literal[tuple(TOKENIZERS)]  # type: ignore[valid-type]
-ScoreName: TypeAlias = Literal[tuple(SCORES)]  # type: ignore[valid-type]
-WindowName: TypeAlias = Literal[tuple(WINDOWS)]  # type: ignore[valid-type]
-SelectName: TypeAlias = Literal[tuple(SELECTS)]  # type: ignore[valid-type]
-DecoderName: TypeAlias = Literal[tuple(DECODERS)]  # type: ignore[valid-type]
 HardAttentionMode = Literal["argmax", "expectation", "sample"]
 ResizeMode = Literal["squash", "letterbox", "crop"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
@@ -126,9 +121,9 @@ class AttentionConfig:
             the `expectation`, or `sample` as in training.
     """
 
-    score: ScoreName = "additive"
-    window: WindowName = "global"
-    select: SelectName = "soft"
+    score: Literal[tuple(SCORES)] = "additive"  # type: ignore[valid-type]
+    window: Literal[tuple(WINDOWS)] = "global"  # type: ignore[valid-type]
+    select: Literal[tuple(SELECTS)] = "soft"  # type: ignore[valid-type]
     dim: PositiveInt = 512
     heads: PositiveInt = 1
     radius: Radius = 3.0
@@ -167,7 +162,7 @@ class DecoderConfig:
         pre_norm: `transformer`: normalise before each part of a layer instead of after it.
     """
 
-    kind: DecoderName = "lstm"
+    kind: Literal[tuple(DECODERS)] = "lstm"  # type: ignore[valid-type]
     hidden_dim: PositiveInt = 512
     embed_dim: PositiveInt = 512
     gate: Literal["none", "scalar", "vector"] = "scalar"
@@ -318,7 +313,7 @@ class DataConfig:
     val_share: BelowOne = 0.1
     strip_markers: bool = False
     sources: tuple[SourceConfig, ...] | None = None
-    tokenizer: TokenizerName = "words"
+    tokenizer: Literal[tuple(TOKENIZERS)] = "words"  # type: ignore[valid-type]
     min_count: PositiveInt = 5
     vocabulary_size: PositiveInt | None = None
     max_words: PositiveInt | None = 25
