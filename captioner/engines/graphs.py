@@ -78,7 +78,7 @@ class GraphEngine:
         return np.random.default_rng(seed)
 
     def seed(self, seed: int) -> None:
-        self.decoder.seed(seed)
+        self.decoder.random = np.random.default_rng(seed)
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,8 @@ class GraphDecoder:
         self._prepare, self._step = prepare, step
         self.at_test = at_test
         self.layers, self.heads = description["hard_attention"]
-        self.seed(0)  # as PyTorch, the same numbers in each process
+        self.random = np.random.default_rng(0)  # as PyTorch, the same numbers in each process
         self.max_words = description["max_words"]
-
-    def seed(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
 
     def prepare(self, grid: Grid) -> GraphMemory:
         inputs = {"features": grid.features}
@@ -139,7 +136,7 @@ class GraphDecoder:
         if self.layers:
             images, beams = tokens.shape
             shape = (self.layers, images, self.heads, beams, memory.cells)
-            noise = self._random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
+            noise = self.random.gumbel(size=shape) if mode == "sample" else np.zeros(shape)
             inputs["noise"] = noise.astype(np.float32)
             inputs["expectation"] = np.array([mode == "expectation"])
         found = self._step({**inputs, **state.arrays})
