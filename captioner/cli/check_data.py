@@ -18,7 +18,7 @@ from captioner.config.settings import DataConfig
 from captioner.data import checks
 from captioner.data.images import open_image
 from captioner.data.layouts import CaptionedData, DataFiles
-from captioner.data.splits import ImagePath, Split
+from captioner.data.splits import Split
 from captioner.errors import DataError, listed
 from captioner.evaluation.results import write_json
 from captioner.files import check_writable, save_bytes
@@ -92,7 +92,17 @@ def check_data(parser: parsing.CommandParser) -> int:
     if arguments.output:
         write_json(arguments.output, {"splits": statistics, "mend": problems})
     if sheet:
-        _draw(sheet, splits, sizes)
+        from captioner.visualization.word_pictures import contact_sheet
+
+        members = [(name, member) for name, split in splits.items() for member in split.images]
+        drawable = [(name, member) for name, member in members if member.path in sizes]
+        chosen = random.Random(0).sample(drawable, min(ON_SHEET, len(drawable)))
+        tiles = [(open_image(each.path), f"{name}: {each.captions[0]}") for name, each in chosen]
+        content = io.BytesIO()
+        contact_sheet(tiles).save(
+            content, "PNG" if sheet.suffix.lower() == ".png" else "JPEG", quality=90
+        )
+        save_bytes(content.getvalue(), sheet)
     for file in written:
         show(file)
     return 1 if problems else 0
@@ -133,19 +143,3 @@ def _read_splits(
         except DataError as error:  # such as train2017, where only val2017 was downloaded
             absent.append(f"{name}: {error}")
     return splits, absent
-
-
-def _draw(file: Path, splits: dict[str, Split], sizes: dict[ImagePath, tuple[int, int]]) -> None:
-    """Write the contact sheet: readable photos at random, each with a caption."""
-    from captioner.visualization.word_pictures import contact_sheet
-
-    images = [(name, image) for name, split in splits.items() for image in split.images]
-    readable = [(name, image) for name, image in images if image.path in sizes]
-    chosen = random.Random(0).sample(readable, min(ON_SHEET, len(readable)))
-    sheet = contact_sheet(
-        [(open_image(image.path), f"{name}: {image.captions[0]}") for name, image in chosen]
-    )
-    kind = "PNG" if file.suffix.lower() == ".png" else "JPEG"
-    content = io.BytesIO()
-    sheet.save(content, kind, quality=90)
-    save_bytes(content.getvalue(), file)
