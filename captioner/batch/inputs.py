@@ -187,6 +187,4 @@ def _parquet(name: str, column: str | None) -> Iterator[dict[str, Any]]:
 
 def _resolve(table: str, photo: str) -> str:
     """Return the path or URL of a photo in a list; relative paths start at the list's folder."""
-    if is_url(photo) or photo.startswith("/"):
-        return photo
-    return posixpath.join(posixpath.dirname(table), photo)
+    return photo if is_url(photo) else posixpath.join(posixpath.dirname(table), photo)
