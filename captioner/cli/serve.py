@@ -13,15 +13,11 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from captioner.cli import command, load_captioner, parsing, show
 from captioner.errors import CaptionerError, needs_extra
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from captioner.captioner import Captioner
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
 
@@ -54,6 +50,7 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--deadline", type=number, default=30, metavar="S", help=help_)
     arguments = parser.parse()
 
+    from captioner.captioner import Captioner
     from captioner.checkpoint import bundled_models
 
     with needs_extra("serve", "serve"):
