@@ -161,8 +161,7 @@ class TextWriter:
                     row = table_row(photo, *self._rows[photo], output)
                     row += [""] * (len(self._heading) - len(row))  # columns of the user's own
                     before = rows.setdefault(row[0], row)
-                    is_stale = photo == STANDARD_INPUT or not before[1]
-                    if self.arguments.overwrite or is_stale:
+                    if self.arguments.overwrite or photo == STANDARD_INPUT or not before[1]:
                         rows[row[0]] = row
                     elif before[1] != row[1]:
                         self._kept.append(photo)

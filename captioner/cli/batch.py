@@ -34,9 +34,8 @@ def batch(parser: parsing.CommandParser) -> int:
     add("--ray-address", metavar="ADDRESS", help=help_)
     help_ = "processes with a model each (default: one for each core or GPU that is free)"
     add("--workers", type=parsing.number_from(1, 100_000, int), metavar="N", help=help_)
-    size = parsing.number_from(1, 4096, int)
     help_ = "photos that the model sees at once (default: 16)"
-    add("--batch-size", type=size, default=16, metavar="N", help=help_)
+    add("--batch-size", type=parsing.number_from(1, 4096, int), default=16, metavar="N", help=help_)
     help_ = f"photos in a part of the output; each tar file is a part (default: {SHARD_SIZE})"
     add("--shard-size", type=parsing.whole_number, default=SHARD_SIZE, metavar="N", help=help_)
     add("--retry-errors", action="store_true", help="do parts again that have photos that failed")

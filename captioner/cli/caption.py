@@ -95,8 +95,7 @@ def caption(parser: parsing.CommandParser) -> int:
     help_ += "models read it), csv (captions.csv in --output), html (pages with the missing texts)"
     kinds = parsing.names_of(("xmp", "txt", "csv", "html"))
     add("--write", type=kinds, default=(), metavar="KINDS", help=help_)
-    help_ = "replace texts and copies of pages that are there"
-    add("--overwrite", action="store_true", help=help_)
+    add("--overwrite", action="store_true", help="replace texts and copies of pages that are there")
     add("--prefix", default="", metavar="TEXT", help="begins each --write txt")
     add("--suffix", default="", metavar="TEXT", help="ends each --write txt")
     help_ = "add the texts to sidecars that another program wrote, and leave all else in them"

@@ -61,9 +61,8 @@ def _checks() -> Iterator[tuple[str, str, str]]:
     """Yield the mark of a line, a name, and what was found, or how to get it."""
     from captioner.checkpoint import bundled_models, model_folder, verify
 
-    place = Path(captioner.__file__).parent
     system = f"{platform.system()} {platform.machine()}, {available_cores()} cores"
-    yield OK, "captioner", f"{captioner.__version__} in {place}"
+    yield OK, "captioner", f"{captioner.__version__} in {Path(captioner.__file__).parent}"
     yield OK, "Python", f"{platform.python_version()}, {system}"
     for name in ("numpy", "pillow", "openvino", "matplotlib", "torch", "timm"):
         try:

@@ -43,8 +43,7 @@ def evaluate(parser: parsing.CommandParser) -> int:
     Exit code: 0 all done, 1 some photos failed, 2 nothing could be done.
     """
     add = parser.add_argument
-    help_ = "such as test, val, val2017 (default: test)"
-    add_data_options(parser, default="test", help=help_)
+    add_data_options(parser, default="test", help="such as test, val, val2017 (default: test)")
     help_ = "score captions of any model: COCO results, results.json, a table, an output of batch"
     add("--results", type=Path, metavar="FILE", help=help_)
     add("--output", type=Path, help="write results.json here")

@@ -186,10 +186,9 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for printing, for drawing, and for hard attention."""
     add, number = parser.add_argument, whole_number
     add("--output", type=folder, metavar="DIR", help="draw attention sheets here")
-    kinds = names_of((*KINDS, "all"))
     help_ = "separated by commas: png, pdf, svg (the sheet), words (a PNG each), gif, html, "
     help_ += "matrix (words by cells), npz (the raw maps), or all (default: png)"
-    add("--save", type=kinds, metavar="KINDS", help=help_)
+    add("--save", type=names_of((*KINDS, "all")), metavar="KINDS", help=help_)
     add("--words", action="store_true", help="the same as words in --save")
     add("--json", action="store_true", help="print one JSON object a photo")
     add("--cells", action="store_true", help="draw the grid's cells instead of a smooth map")
@@ -208,9 +207,8 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     add("--layer", type=number, help="maps of this layer (default: the last)")
     add("--head", type=number, help="maps of this head (default: the mean of all)")
     add_at_test(parser)
-    paths = number_from(1, MAX_WORDS, int)
     help_ = "with hard attention and --output: draw M sampled paths of attention"
-    add("--paths", type=paths, default=0, metavar="M", help=help_)
+    add("--paths", type=number_from(1, MAX_WORDS, int), default=0, metavar="M", help=help_)
 
 
 def add_at_test(parser: argparse.ArgumentParser) -> None:

@@ -57,14 +57,13 @@ def corpus_statistics(
     tokenised = [tokenize(caption).split() for caption in captions]
     count = len(tokenised)
     lengths = np.array([len(caption) for caption in tokenised])
-    distinct = {" ".join(caption) for caption in tokenised}
     novel: float | None = None
     if training is not None:
         known = {tokenize(caption) for caption in training}
         novel = sum(" ".join(caption) not in known for caption in tokenised) / count
     return {
         "num_captions": count,
-        "distinct_ratio": len(distinct) / count,
+        "distinct_ratio": len(set(map(" ".join, tokenised))) / count,
         "novel_ratio": novel,
         "vocabulary_used": len({word for caption in tokenised for word in caption}),
         "mean_length_words": float(lengths.mean()),

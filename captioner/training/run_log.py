@@ -39,8 +39,7 @@ class RunLog:
         with writing(self.path):
             kept: list[dict[str, Any]] = []
             if self.path.exists():
-                text = self.path.read_text(encoding="utf-8", errors="replace")
-                for line in text.splitlines():
+                for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
                     with contextlib.suppress(ValueError, KeyError, TypeError):  # cut by a crash
                         entry = json.loads(line)
                         if entry["step"] <= resume_step:

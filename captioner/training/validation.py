@@ -112,9 +112,8 @@ def validate(
             grid_shape = (grid.height, grid.width)
             results = iter(search(model.decoder, grid, options, graphs))
         found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
-    everyone = gathered(found)
     grid_shape = max(gathered([grid_shape]))
-    pairs = list(zip(images, everyone, strict=True))
+    pairs = list(zip(images, gathered(found), strict=True))
     hypotheses = {i.image_id: each for i, each in pairs if isinstance(each, Hypothesis)}
     unreadable = [(str(i.path), reason) for i, reason in pairs if isinstance(reason, str)]
     captions = {

@@ -284,8 +284,7 @@ def draw_footer(
         if page is not None:
             colour = WARNING if sign == "?" else INK
             page.text((x, baseline), sign, fill=colour, font=font(size, bold=True), anchor="ls")
-        room = width - (x - left) - indent
-        for text in wrap(meaning, face, room, max_lines=_KEY_LINES):
+        for text in wrap(meaning, face, left + width - x - indent, max_lines=_KEY_LINES):
             if page is not None:
                 page.text((x + indent, baseline), text, fill=MUTED, font=face, anchor="ls")
             baseline += round(1.35 * size)
