@@ -46,19 +46,13 @@ def augmented_levels(
     )
     view, (width, height) = transform.cropped(view)
     # From here on it begins and ends between two pixels of the image.
-    left, top = math.floor(view.left_px), math.floor(view.top_px)
     across, down = max(1, round(view.width_px)), max(1, round(view.height_px))
-    view = replace(
-        view,
-        left_px=min(left, view.photo_width_px - across),
-        top_px=min(top, view.photo_height_px - down),
-        width_px=across,
-        height_px=down,
-    )
-    is_small = view.width_px < GAP * width and view.height_px < GAP * height
+    left = min(math.floor(view.left_px), view.photo_width_px - across)
+    top = min(math.floor(view.top_px), view.photo_height_px - down)
+    view = replace(view, left_px=left, top_px=top, width_px=across, height_px=down)
+    is_small = across < GAP * width and down < GAP * height
     if is_small and transform.resampling in ON_TENSORS:
-        rows = slice(int(view.top_px), int(view.top_px + view.height_px))
-        columns = slice(int(view.left_px), int(view.left_px + view.width_px))
+        rows, columns = slice(top, top + down), slice(left, left + across)
         mode = ON_TENSORS[transform.resampling]
         pixels = resize_on_tensor(np.asarray(image)[rows, columns], (height, width), mode)
     else:
