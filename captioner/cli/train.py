@@ -63,7 +63,6 @@ def finetune(words: Sequence[str]) -> int:
 
 
 def _train(config: Config, resume: bool, *, validate_start: bool = False) -> int:
-    """Train, show the folder of the best model, and return the exit code."""
     from captioner.checkpoint import DESCRIPTION
     from captioner.export import export_graphs
     from captioner.training import run
@@ -97,7 +96,12 @@ def train_settings(words: Sequence[str]) -> tuple[Config, bool]:
     """Return the recipe's settings, changed by the options, and whether to resume a run."""
     (recipes, roots), options = split_options(words, "--config", "--data.root")
     if not (recipes or roots or options):
-        print(f"recipes:\n{_recipe_list()}\n\n{EXAMPLE}\n", file=sys.stderr)
+        lines = ["recipes:"]
+        for name, path in shipped_recipes().items():  # each with the start of its comment
+            comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
+            text = " ".join(re.findall(r"^# ?(.*)", comment, re.MULTILINE))
+            lines.append(f"  {name:22} {textwrap.shorten(text, 74, placeholder=' ...')}".rstrip())
+        print("\n".join([*lines, "", EXAMPLE, ""]), file=sys.stderr)
         raise ConfigError("name a recipe with --config (captioner train --help shows the options)")
     parser = recipe_parser(
         "--config RECIPE --data.root DIR",
@@ -151,16 +155,6 @@ def finetune_settings(words: Sequence[str]) -> tuple[Config, bool]:
         train=replace(config.train, start_from=start, output=arguments.output),
     )
     return config, arguments.resume
-
-
-def _recipe_list() -> str:
-    """Return the recipes that come with captioner, each with the start of its comment."""
-    lines = []
-    for name, path in shipped_recipes().items():
-        comment = path.read_text(encoding="utf-8").partition("\n\n")[0]
-        text = " ".join(re.findall(r"^# ?(.*)", comment, re.MULTILINE))
-        lines.append(f"  {name:22} {textwrap.shorten(text, 74, placeholder=' ...')}".rstrip())
-    return "\n".join(lines)
 
 
 def _accepted(key: str) -> str:
