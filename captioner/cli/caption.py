@@ -111,7 +111,6 @@ def caption(parser: parsing.CommandParser) -> int:
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse options that make no sense together."""
     options = vars(arguments).items()
     chosen = {name for name, value in options if value is not None and value is not False}
     write, beams, count = arguments.write, arguments.beam_size, arguments.num_captions or 1

@@ -78,7 +78,6 @@ class BrowserRules:
         await app(scope, receive, send_with_headers)
 
     def _allowed(self, method: str, headers: Headers) -> bool:
-        """Return whether a request comes from an accepted origin, or from no page."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is not None and origin in self.allowed_origins:
             return True

@@ -177,7 +177,6 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
 
 
 def _check_words(config: Config, captions: EncodedCaptions, vocabulary: Vocabulary) -> None:
-    """Refuse captions without a word that is known, and warn where many are unknown."""
     start = None if config.train.start_with == "encoder" else config.train.start_from
     words = np.concatenate([target[:-1] for target in captions.targets])  # without the end token
     known = float((words != vocabulary.unknown).mean())

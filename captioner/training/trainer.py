@@ -249,7 +249,6 @@ class Trainer:
         self.interrupts.release()
 
     def _report_skipped(self, skipped: int) -> None:
-        """Report steps that were skipped, and end the run after many in a row."""
         logger.warning(
             f"step {self.step}: the gradient was not finite in the last {skipped} steps, which "
             "were skipped"
