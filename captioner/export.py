@@ -157,7 +157,6 @@ class _Graph(nn.Module):
 
     def to_onnx(self, places: Places) -> bytes:
         """Return an ONNX file whose weights are places in another."""
-        shapes = _dynamic(self.inputs)
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         logging.getLogger("onnxscript").setLevel(logging.ERROR)
         with warnings.catch_warnings():
@@ -173,7 +172,7 @@ class _Graph(nn.Module):
                     opset_version=OPSET,
                     input_names=list(self.inputs),
                     output_names=self.outputs,
-                    dynamic_shapes=(tuple(shapes),),  # of `*tensors`
+                    dynamic_shapes=(tuple(_dynamic(self.inputs)),),  # of `*tensors`
                 )
             except torch.onnx.OnnxExporterError as error:
                 reason = error_summary(error.__cause__ or error, part="line")

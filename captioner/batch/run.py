@@ -158,8 +158,7 @@ def run_batch(
                 if bar.disable and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     reported = time.monotonic()
                     logger.info(f"{totals.shards} of {len(shards)} shards, {totals}")
-        seconds = round(time.monotonic() - started, 3)
-        run = {"photos": totals.photos - before, "seconds": seconds}
+        run = {"photos": totals.photos - before, "seconds": round(time.monotonic() - started, 3)}
         summary = {**asdict(totals), "run": run, "input": source, "settings": settings}
         output.write(SUMMARY, json.dumps(summary, indent=1).encode())
     return totals

@@ -94,8 +94,7 @@ def _checks() -> Iterator[tuple[str, str, str]]:
         if all(map(importlib.util.find_spec, modules.split())):
             yield OK, package, f"installed, for {purpose}"
         else:
-            remedy = f"pip install '{package}'"
-            yield OPTIONAL, package, f"not installed, needed for {purpose}: {remedy}"
+            yield OPTIONAL, package, f"not installed, needed for {purpose}: pip install '{package}'"
 
 
 @command

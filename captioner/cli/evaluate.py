@@ -186,8 +186,7 @@ def _caption_split(
         },
         **options,
     )
-    incomplete = missing or len(evaluation.captions) < len(images)
-    return evaluation, images, 1 if incomplete else 0
+    return evaluation, images, 1 if missing or len(evaluation.captions) < len(images) else 0
 
 
 def _show_results(results: dict[str, Any], *, bias: bool) -> None:

@@ -143,8 +143,7 @@ def export(parser: parsing.CommandParser) -> int:
     arguments = parser.parse()
     if arguments.output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
-    names = ("beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    search = parsing.given(arguments, *names)
+    search = parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
     if arguments.output is None and (arguments.card or search):
         parser.error("search settings and --card need a folder to make, in which they are stored")
     require_torch("export")

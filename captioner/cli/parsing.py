@@ -161,9 +161,8 @@ def add_search_options(parser: argparse._ActionsContainer, *, min_words: bool = 
         add("--min-words", type=shortest, metavar="N", help="shortest caption (default: 1)")
     longest = number_from(1, MAX_WORDS, int)
     add("--max-words", type=longest, metavar="N", help="longest caption (default: the model's)")
-    penalty = number_from(-10, 10)  # as `decoding.length_penalty` of a recipe
     help_ = "rank captions by log-probability / length ** P (default: the model's)"
-    add("--length-penalty", type=penalty, metavar="P", help=help_)
+    add("--length-penalty", type=number_from(-10, 10), metavar="P", help=help_)  # as in recipes
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -64,12 +64,11 @@ def evaluate(
     """
     options = captioner.options(**search)
     captions = caption_images(captioner, images, options)
-    at_test = options.at_test
     if not captions:
         raise DataError(f"none of the {len(images)} photos can be read")
     known = [image for image in images if image.image_id in captions and image.captions]
     written = {image.image_id: captions[image.image_id] for image in known}
-    config = captioner.config
+    config, at_test = captioner.config, options.at_test
     mode = at_test or config.attention.at_test
     results = score_texts(
         {image_id: caption.text for image_id, caption in written.items()},

@@ -56,8 +56,7 @@ def read_captions(path: Path, split: str, data: DataFiles) -> dict[str, str]:
     if isinstance(content, dict) and isinstance(content.get("captions"), list):
         # A results.json, whose ids may be positions in a table.
         try:
-            images = content.get("images", ())
-            names = {image["image_id"]: image.get("file_name") for image in images}
+            names = {i["image_id"]: i.get("file_name") for i in content.get("images", ())}
             for entry in content["captions"]:
                 image_id = entry["image_id"]
                 found.append((str(names.get(image_id) or image_id), entry["caption"]))

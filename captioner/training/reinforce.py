@@ -83,8 +83,7 @@ class Reinforce(nn.Module):
         reinforce = -(advantage * output.log_prob).sum() / words
         entropy = output.entropy.sum() / words
         loss = self.hard.reward_scale * reinforce - self.hard.entropy * entropy
-        sampled = output.log_prob.detach() != 0
-        spread = (advantage * sampled).square().sum() / words
+        spread = (advantage * (output.log_prob.detach() != 0)).square().sum() / words
         return loss, {"reinforce": reinforce.detach(), "advantage": spread}
 
     def _rewards(self, word_rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

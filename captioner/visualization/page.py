@@ -59,7 +59,6 @@ def caption_page(
     """
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
-    alt = captions[0][1].text
     viewer = _explorable(shown, captions, OverlayStyle.of(style), layer, head)
     about = f"Photo of {image.width} × {image.height} pixels, here {size[0]} × {size[1]}"
     models = "Model: " + ", ".join(model for model, _ in captions)
@@ -70,7 +69,7 @@ def caption_page(
         "place before it wrote the word, in multiples of attention that is spread evenly. The gate "
         "β says how much the word draws on the picture. Made with captioner.</footer>"
     )
-    return _document(title=alt or name, body=body)
+    return _document(title=captions[0][1].text or name, body=body)
 
 
 def report_page(

@@ -127,6 +127,5 @@ def contact_sheet(
         left, top = gap + index % columns * width, gap + index // columns * height
         sheet.paste(ImageOps.pad(image, (tile_px, tallest), color="#e6e9ee"), (left, top))
         for line, words in enumerate(wrap(one_line(text), face, tile_px, max_lines=_TILE_LINES)):
-            place = (left, top + tallest + gap // 2 + line * line_px)
-            draw.text(place, words, font=face, fill=INK)
+            draw.text((left, top + tallest + gap // 2 + line * line_px), words, font=face, fill=INK)
     return sheet

@@ -22,9 +22,8 @@ def coco(data: DataFiles) -> Recognised | None:
     `coco_splits`, a folder of coco_{train,val,test,restval}.txt, it is one of these lists of names.
     """
     files = _captions_files(data)
-    names = listed(sorted(map(data.relative, files.values())))
     lists = f" with the split lists in {data.coco_splits}" if data.coco_splits else ""
-    title = f"COCO captions: {names}{lists}"
+    title = f"COCO captions: {listed(sorted(map(data.relative, files.values())))}{lists}"
     return Recognised(title, lambda: _read(data, files)) if files else None
 
 
