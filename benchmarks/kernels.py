@@ -27,6 +27,7 @@ from captioner.config.settings import Config
 from captioner.data.batch import Batch
 from captioner.data.vocabulary import Vocabulary
 from captioner.generation import SearchOptions, search
+from captioner.models.backbones.sources import fold_frozen_stages
 from captioner.models.build import build_model
 from captioner.runtime.cuda_graphs import GraphCache
 from captioner.training.capture import FixedShapeStep
@@ -124,6 +125,7 @@ def build_step(
     model = build_model(config, vocabulary, pretrained=False).to(memory_format=torch.channels_last)
     reinforce = Reinforce(config.hard) if config.attention.select == "hard" else None
     task = CrossEntropyTask(model, config.loss, reinforce=reinforce).to(device).train()
+    fold_frozen_stages(model.encoder)
     options: dict[str, Any] = {
         "optimizer": build_optimizer(task, config.optim, on_device=kind is not None),
         "clip_norm": config.optim.clip_norm,

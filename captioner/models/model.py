@@ -33,6 +33,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.batch_norm = config.batch_norm
         self.frozen_stages = backbone.freeze_before(config.trainable_from)
+        self.folded_stages: list[nn.Module] = []  # `fold_frozen_stages`; a list is not saved
         self.dim = config.project_dim or backbone.channels
         self.project: nn.Module = nn.Identity()
         if config.project_dim:
@@ -64,7 +65,8 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def frozen_features(self, images: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the output [B, C, h, w] of the frozen stages."""
-        return self.backbone.stages[: self.frozen_stages](images)
+        own = self.backbone.stages[: self.frozen_stages]
+        return (self.folded_stages[0] if self.training and self.folded_stages else own)(images)
 
     def grid_of(self, features: Tensor) -> Grid:
         """Map the backbone's feature map [B, C, h, w] to a Grid."""

@@ -19,6 +19,7 @@ from captioner.data.workers import load_items
 from captioner.errors import CaptionerError, CheckpointError, DataError, error_summary
 from captioner.evaluation.intervals import FEW_PHOTOS
 from captioner.log import logger, progress_bar
+from captioner.models.backbones.sources import fold_frozen_stages
 from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import rank, world_size
@@ -108,6 +109,7 @@ class Trainer:
                 finite in many steps in a row.
         """
         settings, begin = self.config.train, self.epoch
+        fold_frozen_stages(self.model.encoder)
         writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
             if validate_start and self.step == 0:
@@ -163,19 +165,7 @@ class Trainer:
                 self.save()
             raise
         self.epoch, self.batch = self.epoch + 1, 0
-        metric = validation.figures.get(self.config.train.metric)
-        if metric is None:  # CIDEr
-            raise DataError(
-                f"{self.config.train.metric} needs two readable validation photos of each source; "
-                "mend them, or choose by another train.metric"
-            )
-        self.bad_epochs = 0 if metric > self.best else self.bad_epochs + 1
-        if metric >= self.best:  # of equal ones the later, which has learned more
-            self.best = metric
-            self.figures = {"epoch": self.epoch, **validation.figures}
-            self.save("best")
-        if self.bad_epochs and self.config.optim.schedule == "plateau":
-            self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
+        self._update_best(validation)
         if log is not None:  # before the checkpoint: a kill between the two loses nothing
             log.write_validation(self.epoch - 1, self.step, validation.figures)
         self.save()
@@ -216,7 +206,8 @@ class Trainer:
                     break
                 data_wait_s += time.perf_counter() - asked
                 for batch in batches:
-                    self._report(batch.unreadable)
+                    if batch.unreadable:
+                        self._report(batch.unreadable)
                 output = None
                 if nonempty := with_counts(batches, self.interrupts):
                     factor = learning_rate_factor(self.step, steps, optim, self.lr_drops)
@@ -279,6 +270,22 @@ class Trainer:
             device=self.device,
             graphs=graphs_of_search(self.device) if train.compile != "off" else None,
         )
+
+    def _update_best(self, validation: Validation) -> None:
+        """Write the `best` folder if this validation is the best so far; else count it as bad."""
+        metric = validation.figures.get(self.config.train.metric)
+        if metric is None:  # CIDEr
+            raise DataError(
+                f"{self.config.train.metric} needs two readable validation photos of each source; "
+                "mend them, or choose by another train.metric"
+            )
+        self.bad_epochs = 0 if metric > self.best else self.bad_epochs + 1
+        if metric >= self.best:  # of equal ones the later, which has learned more
+            self.best = metric
+            self.figures = {"epoch": self.epoch, **validation.figures}
+            self.save("best")
+        if self.bad_epochs and self.config.optim.schedule == "plateau":
+            self.lr_drops += self.bad_epochs % self.config.optim.plateau_epochs == 0
 
     def save(self, name: str = "last") -> None:
         """Write a model folder; `last` also holds all that a resumed run needs."""

@@ -232,7 +232,7 @@ def test_what_cannot_be_recorded_is_computed_kernel_by_kernel_and_said(
     assert (found, said) == (kind, "") if kind in ("graphs", "inductor", "off") else kind in said
 
 
-@pytest.mark.parametrize(("select", "most"), [("soft", (1150, 40)), ("hard", (1600, 40))])
+@pytest.mark.parametrize(("select", "most"), [("soft", (1120, 40)), ("hard", (1560, 40))])
 def test_a_step_starts_no_more_kernels_than_before(
     select: str, most: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

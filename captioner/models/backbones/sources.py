@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,6 +16,9 @@ from torch.nn.utils import fuse_conv_bn_eval
 
 from captioner.errors import ConfigError, WeightsError, error_summary
 from captioner.models.backbones.backbone import Backbone, Preprocessing
+
+if TYPE_CHECKING:
+    from captioner.models.model import Encoder
 
 _FEATURE_MAP = "feature map [B, D, h, w]"
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
@@ -121,6 +125,15 @@ def fold_batch_norms(module: nn.Module) -> bool:
                 setattr(parent, second, activation)
                 found = True
     return found
+
+
+def fold_frozen_stages(encoder: Encoder) -> None:
+    """Have an encoder in training pass its frozen stages by a copy without batch norms.
+
+    Its own stages stay as they are, to be saved; load no weights into them after this.
+    """
+    stages = copy.deepcopy(encoder.backbone.stages[: encoder.frozen_stages])
+    encoder.folded_stages = [stages] if fold_batch_norms(stages) else []
 
 
 # --- torchvision ----------------------------------------------------------------------------------

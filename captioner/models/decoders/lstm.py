@@ -118,10 +118,8 @@ class LSTMDecoder(Decoder):
         running = len(lengths)
         outputs: list[Tensor] = []
         steps: list[AttentionOutput] = []
-        if lengths.dim() == 2:  # a mask: padding is computed too, so that shapes are fixed
-            batch_sizes = [running] * running_words.shape[1]
-        else:
-            batch_sizes = running_words.sum(0).tolist()
+        is_mask = lengths.dim() == 2  # padding is computed too, so that shapes are fixed
+        batch_sizes = [running] * tokens.shape[1] if is_mask else running_words.sum(0).tolist()
         with shared_gradients():
             for step, count in enumerate(batch_sizes):
                 # Captions that have ended leave the batch a quarter at a time: cutting the memory

