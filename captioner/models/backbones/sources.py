@@ -109,13 +109,16 @@ def set_drop_path(module: nn.Module, probability: float) -> int:
 def fold_batch_norms(module: nn.Module) -> bool:
     """Fold batch norms into the convolutions in front of them, in place; return if there are any.
 
-    For inference: what is computed differs in last bits. Only EfficientNet-Lite has any, whose
-    layers are applied in the order of construction; its norms have ReLU6 or nothing behind them.
+    For inference: what is computed differs in last bits. Folded are those of which it is known that
+    layers are applied in the order of construction: EfficientNet-Lite's, whose norms have ReLU6 or
+    nothing behind them, those of torchvision's ResNets, and those in an `nn.Sequential`.
     """
     found = False
     for parent in list(module.modules()):
+        in_order = type(parent).forward is nn.Sequential.forward
+        in_order = in_order or type(parent).__module__ == "torchvision.models.resnet"
         for (first, conv), (second, norm) in itertools.pairwise(list(parent.named_children())):
-            activation = getattr(norm, "act", None)
+            activation = getattr(norm, "act", nn.Identity() if in_order else None)
             if (
                 isinstance(conv, nn.Conv2d)
                 and isinstance(norm, nn.BatchNorm2d)
@@ -132,7 +135,7 @@ def fold_frozen_stages(encoder: Encoder) -> None:
 
     Its own stages stay as they are, to be saved; load no weights into them after this.
     """
-    stages = copy.deepcopy(encoder.backbone.stages[: encoder.frozen_stages])
+    stages = copy.deepcopy(encoder.backbone.stages[: encoder.frozen_stages]).eval()
     encoder.folded_stages = [stages] if fold_batch_norms(stages) else []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from captioner.config import EncoderConfig
 from captioner.models.backbones.backbone import Backbone, build_backbone
+from captioner.models.backbones.sources import fold_batch_norms
 from captioner.models.model import Encoder
 
 # the paper's names, and torchvision's index of each one's ReLU
@@ -129,3 +132,17 @@ def test_any_torchvision_network_is_tapped_at_its_last_feature_map() -> None:
     assert ours.channels == 576
     assert ours.names == ["body"]
     torch.testing.assert_close(ours(inputs), theirs.eval().features(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("resnet50", 0), ("regnet_y_400mf", 0), ("timm/resnet18", 17)]
+)
+@torch.inference_mode()
+def test_batch_norms_are_folded_where_layers_are_in_order(name: str, left: int) -> None:
+    network = build_backbone(name, weights="none", size_px=(64, 64))
+    folded = copy.deepcopy(with_random_weights(network)).eval()
+    fold_batch_norms(folded)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules()) == left
+    photos = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    expected = network(photos)
+    torch.testing.assert_close(folded(photos), expected, atol=1e-4 * float(expected.max()), rtol=0)
