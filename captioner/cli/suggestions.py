@@ -16,9 +16,9 @@ _PLACE = "PLACE"  # stands for a command's argument without an option, such as P
 # Names that other programs use, by the last part of ours; those that only differ from ours in a
 # few letters need none.
 _SYNONYMS = {
-    "from": "m model checkpoint ckpt load model-path pretrained weights",
-    _PLACE: "img image image-path input photo file path data dataset data-dir data-path root run "
-    "model checkpoint",
+    "from": "m model checkpoint ckpt load model-path pretrained start-from weights",
+    _PLACE: "img image image-path input photo file path data dataset data-dir data-path root "
+    "sources run model checkpoint",
     "root": "data dataset data-dir data-folder data-path image-dir img-dir",
     "format": "data-name dataset-name dataset-type",
     "file": "annotations annotation-file captions captions-file",
@@ -86,8 +86,9 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
 
 
 def unknown_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
-    """Return a sentence on the first word that is no option of a command, None without any."""
-    options = [option for action in parser._actions for option in action.option_strings]
+    """Return a sentence on the first word that is no option in a command's help, None without."""
+    actions = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    options = [option for action in actions for option in action.option_strings]
     # jsonargparse has an option for each section, too: --data, where --data.root is meant.
     sections = {option.partition(".")[0] for option in options if "." in option}
     known = [option for option in options if option not in sections]
@@ -107,8 +108,8 @@ def unknown_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str
 def _meant(parser: argparse.ArgumentParser, option: str, known: list[str]) -> str:
     """Return what follows the name of an unknown option: what was probably meant."""
     name = _plain(option).rpartition(".")[2]
-    # Options by their last part: epochs is of --train.epochs, and output of --train.output.
-    known = sorted(known, key=lambda each: not each.startswith("--train."))
+    # Options by their last part: epochs is of --train.epochs, output of --output or --train.output.
+    known = sorted(known, key=lambda each: ("." in each, not each.startswith("--train.")))
     by_name = {_plain(each).rpartition(".")[2]: each for each in reversed(known)}
     meanings = [ours for ours, names in _SYNONYMS.items() if name in names.split()]
     places = [str(a.metavar or a.dest).upper() for a in parser._actions if not a.option_strings]

@@ -139,6 +139,9 @@ def finetune_settings(words: Sequence[str]) -> tuple[Config, bool]:
     add("table", metavar="DATA", nargs="?", help="folder of the data set, or its captions file")
     add("--from", metavar="MODEL", default=START, help="bundled model, model folder or run")
     add("--output", type=parsing.folder_name, metavar="DIR", help="run folder to make")
+    for action in parser._actions:  # these are given as DATA, --output and --from
+        if action.dest in ("data.root", "data.sources", "train.output", "train.start_from"):
+            action.help = argparse.SUPPRESS
     start = (starts or [START])[-1]
     folder = model_folder(start)
     verify(folder)

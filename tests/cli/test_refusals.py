@@ -82,6 +82,16 @@ REFUSED = {
         ),
         "names a file, but a folder is meant",
     ),
+    **dict.fromkeys(
+        (
+            "finetune photos.csv --data.root . --output new",
+            "finetune photos.csv --data.sources [] --output new",
+            "finetune --root . --output new",
+        ),
+        "give DATA alone",
+    ),
+    "finetune photos.csv --output new --train.output other": "did you mean --output?",
+    "finetune photos.csv --output new --train.start_from hard": "did you mean --from?",
 }
 
 # Files of other programs in folders that are given as the output of captioner batch.
