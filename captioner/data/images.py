@@ -39,6 +39,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 HEIF_SUFFIXES = frozenset((".heic", ".heif", ".hif"))
 _HEIF = re.compile(rb".{4}ftyp(?:.{4})*(?:hei[cxms]|hevc)", re.DOTALL)  # the brands of HEIC photos
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:[/\\]", re.IGNORECASE)  # not C:/; Path drops a slash
 
 MAX_IMAGE_PIXELS = 120_000_000  # decoded whole: 360 MB of memory
 MAX_JPEG_PIXELS = 500_000_000  # of baseline JPEGs, which are decoded at a fraction of their size
@@ -99,6 +100,8 @@ def open_image(
     # struct.error, ...), so every exception here means one thing: this file cannot be decoded.
     try:
         if isinstance(source, (str, Path)):
+            if _ADDRESS.match(str(source)) and not os.path.exists(source):
+                raise ImageError("is an address; download the photo and give its file")
             with Path(source).open("rb") as file:
                 return _decode(file, max_pixels)
         if hasattr(source, "read_bytes"):  # a place in a tar file

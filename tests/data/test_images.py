@@ -56,6 +56,12 @@ def test_a_file_that_is_no_photo_ends_in_one_sentence(tmp_path: Path, kind: str)
     assert "photo.jpg" not in message, "the caller names the file"
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_an_address_is_said_to_be_one(kind: type[str] | type[Path]) -> None:
+    with pytest.raises(ImageError, match=r"^is an address; download"):
+        open_image(kind("https://example.org/dog.jpg"))
+
+
 def pixels(source: str | Path | bytes) -> np.ndarray:
     photo = open_image(source)
     assert photo.mode == "RGB"
