@@ -114,8 +114,9 @@ def open_image(
     except Image.DecompressionBombError:
         raise ImageError(f"is over the limit of {_LIMITS}") from None
     except UnidentifiedImageError:
+        formats = ", ".join(IMAGE_FORMATS)
         raise ImageError(
-            f"is not a photo of a known format ({', '.join(IMAGE_FORMATS)}), or is cut short"
+            f"is not a photo of a known format ({formats}, HEIC with pillow-heif), or is cut short"
         ) from None
     except Exception as error:  # noqa: BLE001  (see above)
         if reason := getattr(error, "strerror", None):  # of the system, not of Pillow

@@ -37,7 +37,7 @@ JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
 PNG = encoded(Image.fromarray(noise(64, 64)), "PNG")
 BAD_BYTES = {
     "empty": (b"", "is an empty file"),
-    "text": (b"I am no photo.\n" * 9, "is not a photo of a known format (JPEG, PNG, "),
+    "text": (b"I am no photo.\n" * 9, "AVIF, HEIC with pillow-heif), or is cut short"),
     "truncated jpeg": (JPEG[: len(JPEG) // 2], "is damaged and cannot be decoded ("),
     "changed byte in png": (PNG[:9000] + b"?" + PNG[9001:], "is damaged and cannot be decoded ("),
 }
