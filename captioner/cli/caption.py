@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from glob import glob
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -105,9 +106,16 @@ def caption(parser: parsing.CommandParser) -> int:
     help_ = "where addresses like /img/a.jpg begin (default: the page's folder or one above it)"
     add("--site-root", type=Path, metavar="DIR", help=help_)
     arguments = parser.parse()
+    arguments.photos = list(chain.from_iterable(map(_matching, arguments.photos)))
     parsing.check_output_options(parser, arguments)
     _check(parser, arguments)
     return _CaptionRun(arguments).run()
+
+
+def _matching(name: str) -> list[str]:
+    """Return the files of a pattern, which shells of Windows leave to us; any other name alone."""
+    is_pattern = any(sign in name for sign in "*?[") and not os.path.lexists(name)
+    return (sorted(glob(name, recursive=True)) if is_pattern else []) or [name]
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:

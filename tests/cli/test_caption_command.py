@@ -95,6 +95,18 @@ def test_the_search_can_be_set(
     assert found == [captioner.caption(path, **settings).text for path in photos]
 
 
+def test_a_pattern_in_quotes_is_expanded_unless_a_file_has_its_name(
+    caption: Caption, photos: list[Path], tmp_path: Path
+) -> None:
+    """The shells of Windows leave patterns to the program."""
+    shutil.copy(photos[0], tmp_path / "photo[1].jpg")
+    shutil.copy(photos[0], tmp_path / "photo1.jpg")
+    outcome = caption("photos/*.*", "photo[1].jpg", "**/tw?.png", "*.gif", "--json")
+    images = [line["image"] for line in outcome.json_lines()]
+    assert images == ["photos/one.jpg", "photos/two.png", "photo[1].jpg"]
+    assert (outcome.code, outcome.stderr) == (1, "*.gif: no such file\n")
+
+
 def test_names_with_spaces_and_letters_of_any_script_are_kept(
     caption: Caption, photo: Path, tmp_path: Path
 ) -> None:
