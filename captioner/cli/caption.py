@@ -313,7 +313,10 @@ class _CaptionRun:
         pictures, problem = drawn.result() if drawn else ([], None)
         if problem:
             self._failed(f"{photo}: {problem}")
-        caption = found[0][1][0]
+        caption, count = found[0][1][0], len(found[0][1])
+        if count < (arguments.num_captions or 1):
+            more = "a larger --beam-size or --max-words may find more"
+            logger.info(f"{photo}: the search found {count} captions within the limits; {more}")
         files = self.texts.add(photo, caption.text, caption.confidence) if self.texts else []
         if arguments.json:
             self._show_json(photo, found, pictures)

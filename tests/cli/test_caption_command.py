@@ -209,6 +209,10 @@ def test_several_captions_are_those_of_python_best_first(
         assert each["words"] == python.words
     text = caption(photo, "--num-captions", 3).stdout.splitlines()
     assert [line[:5] for line in text[1:]] == ["  2. ", "  3. "]
+    fewer = caption(photo, "--num-captions", 30, "--max-words", 2)
+    count = len(fewer.stdout.splitlines())
+    assert count < 30
+    assert f"found {count} captions within the limits; a larger --beam-size" in fewer.stderr
     (one,) = caption(photo, "--num-captions", 1, "--min-words", 9, "--json").json_lines()
     assert len(one["captions"]) == 1
     assert len(one["words"]) >= 9
