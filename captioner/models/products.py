@@ -131,7 +131,7 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         inputs, transposed = ctx.saved_tensors
-        ctx.steps.append((inputs, gradient))
+        ctx.steps.append((inputs.detach(), gradient))  # no cycle, if an error ends the pass
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         is_weight = transposed.dim() == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,6 +69,23 @@ def test_one_gradient_is_the_sum_of_the_steps() -> None:
     torch.testing.assert_close(shared, expected, rtol=1e-12, atol=1e-12)
     made = [func for func, shape in calls.found if shape == (7, 7) and "mm" in str(func)]
     assert len(made) == 1, "one product for the gradient of the weight"
+
+
+def test_nothing_is_kept_after_an_error_in_the_middle_of_a_backward_pass() -> None:
+    def fail(gradient: Tensor) -> None:
+        raise RuntimeError("out of memory")
+
+    weight, state, alive = torch.ones(4, 4, requires_grad=True), torch.ones(2, 1, 4), []
+    with shared_gradients():
+        for step in range(3):
+            state = torch.tanh(functional.linear(state, weight))
+            alive.append(weakref.ref(state))
+            if step == 0:
+                state.register_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        state.sum().backward()
+    del state
+    assert not any(reference() is not None for reference in alive)
 
 
 @pytest.mark.parametrize("inner", [nullcontext, shared_gradients])
