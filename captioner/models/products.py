@@ -74,13 +74,13 @@ class _SharedGradients(TorchFunctionMode):
     ) -> Any:
         if func not in (torch.matmul, functional.linear) or not args[1].requires_grad:
             return func(*args, **(kwargs or {}))
-        inputs, shared, *bias = args
-        if func is torch.matmul:
+        inputs, shared, bias = (*args, (kwargs or {}).get("bias"))[:3]
+        if func is torch.matmul and shared.dim() > 2:
             return self._product(inputs, shared)
-        if inputs.numel() > shared.numel():  # the inputs of all steps would take more memory
-            return func(*args)
+        if func is torch.matmul or inputs.numel() > shared.numel():  # all inputs take more memory
+            return func(*args, **(kwargs or {}))
         output = self._product(inputs.flatten(0, -2), shared).unflatten(0, inputs.shape[:-1])
-        return output if bias == [None] else output + bias[0]
+        return output if bias is None else output + bias
 
     def _product(self, inputs: Tensor, shared: Tensor) -> Tensor:
         """Return inputs [..., n, m] times values [..., m, k], or a weight [k, m] transposed."""

@@ -71,6 +71,20 @@ def test_one_gradient_is_the_sum_of_the_steps() -> None:
     assert len(made) == 1, "one product for the gradient of the weight"
 
 
+def test_other_calls_of_the_two_functions_are_those_of_pytorch() -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(n, generator=draw).requires_grad_() for n in ((3, 3), 3))
+    inputs = torch.randn(2, 1, 3, generator=draw)
+    found = []
+    for context in (nullcontext, shared_gradients):
+        with context():
+            product = torch.matmul(inputs, weight)
+            layers = functional.linear(inputs, weight), functional.linear(inputs, weight, bias=bias)
+        outputs = torch.cat([product, *layers])
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), [weight, bias])])
+    torch.testing.assert_close(*found)
+
+
 def test_nothing_is_kept_after_an_error_in_the_middle_of_a_backward_pass() -> None:
     def fail(gradient: Tensor) -> None:
         raise RuntimeError("out of memory")
