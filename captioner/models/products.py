@@ -91,8 +91,8 @@ class _SharedGradients(TorchFunctionMode):
             steps: Steps = []
             made = _Shared.apply(shared.to(inputs.dtype), steps)
             transposed = made.detach().mT
-            if _by_onednn.get() and shared.dim() == 2:  # it is slow to turn a weight at each step
-                transposed = transposed.contiguous()
+            if _by_onednn.get() and shared.dim() == 2 and made.dtype == torch.float32:
+                transposed = transposed.contiguous()  # it is slow to turn a weight at each step
             self.shared[id(shared)] = shared, made, transposed, steps
         return _Product.apply(inputs, *self.shared[id(shared)][1:])
 

@@ -109,7 +109,8 @@ class Trainer:
                 finite in many steps in a row.
         """
         settings, begin = self.config.train, self.epoch
-        fold_frozen_stages(self.model.encoder)
+        if not self.config.data.cache:  # of what the frozen stages make of images
+            fold_frozen_stages(self.model.encoder)
         writing = closing(RunLog(self.run, self.step)) if self.rank == 0 else nullcontext()
         with writing as log, self.interrupts:
             if validate_start and self.step == 0:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from captioner.models.products import onednn_products, shared_gradients
 from captioner.runtime.device import onednn_is_faster
 
 LINEAR = torch.ops.aten.mkldnn_linear.default
-Contexts = list[Callable[[], AbstractContextManager[Any]]]
 
 
 class Calls(TorchDispatchMode):
@@ -48,13 +46,12 @@ def unrolled(weight: Tensor, bias: Tensor, values: Tensor) -> Tensor:
     return total
 
 
-def gradients(dtype: torch.dtype, contexts: Contexts) -> tuple[list[Tensor], Calls]:
+def gradients(dtype: torch.dtype, outer: Any, inner: Any) -> tuple[list[Tensor], Calls]:
     """Return the loss of `unrolled` and its gradients, which two passes add up to, with the last calls."""
     draw = torch.Generator().manual_seed(0)
     shapes = (7, 7), (7,), (3, 4, 7)
     leaves = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
     leaves = [leaf.to(dtype).requires_grad_() for leaf in leaves]
-    outer, inner = contexts
     for _ in range(2):
         with outer(), Calls() as calls:
             with inner():
@@ -64,8 +61,8 @@ def gradients(dtype: torch.dtype, contexts: Contexts) -> tuple[list[Tensor], Cal
 
 
 def test_one_gradient_is_the_sum_of_the_steps() -> None:
-    expected, _ = gradients(torch.float64, [nullcontext, nullcontext])
-    shared, calls = gradients(torch.float64, [nullcontext, shared_gradients])
+    expected, _ = gradients(torch.float64, nullcontext, nullcontext)
+    shared, calls = gradients(torch.float64, nullcontext, shared_gradients)
     torch.testing.assert_close(shared, expected, rtol=1e-12, atol=1e-12)
     made = [func for func, shape in calls.found if shape == (7, 7) and "mm" in str(func)]
     assert len(made) == 1, "one product for the gradient of the weight"
@@ -104,8 +101,8 @@ def test_nothing_is_kept_after_an_error_in_the_middle_of_a_backward_pass() -> No
 
 @pytest.mark.parametrize("inner", [nullcontext, shared_gradients])
 def test_products_by_onednn_are_those_of_float64(inner: Any) -> None:
-    expected, _ = gradients(torch.float64, [nullcontext, nullcontext])
-    found, calls = gradients(torch.float32, [onednn_products, inner])
+    expected, _ = gradients(torch.float64, nullcontext, nullcontext)
+    found, calls = gradients(torch.float32, onednn_products, inner)
     assert any(func is LINEAR for func, _ in calls.found)
     assert not any("mm.default" in str(f) and shape == (7, 7) for f, shape in calls.found)
     torch.testing.assert_close([each.double() for each in found], expected, rtol=1e-4, atol=1e-4)

@@ -57,9 +57,6 @@ def test_the_map_is_float32_and_sums_to_one_under_bfloat16_autocast() -> None:
     assert torch.allclose(attended.weights.sum(-1), torch.ones(B, K), atol=1e-6)
 
 
-# --- heads and projected values -------------------------------------------------------------------
-
-
 def multi_head(heads: int, **settings: Any) -> Attention:
     torch.manual_seed(0)
     config = AttentionConfig("scaled_dot", dim=A, heads=heads, **settings)

@@ -240,9 +240,6 @@ def test_no_window_is_ever_empty_wherever_the_centre_is() -> None:
     assert inside == [1 * COLUMNS + 2, 1 * COLUMNS + 3, 2 * COLUMNS + 2, 2 * COLUMNS + 3]
 
 
-# --- local-m --------------------------------------------------------------------------------------
-
-
 def plain_local_m(radius: float, words: int, word: int, cells: int) -> list[int]:
     """The cells that word t attends to, in reading order."""
     place = min(word * cells / words, cells - 1)

@@ -64,9 +64,6 @@ def test_no_cell_outside_of_a_window_is_ever_sampled() -> None:
     assert torch.isfinite(attended.log_prob).all()
 
 
-# --- semi-sampling --------------------------------------------------------------------------------
-
-
 def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     grid = Grid(torch.zeros(10_000, 1, D), 1, 1, seeds=torch.arange(10_000))
     for share in (0.5, 0.2, 1.0):
@@ -80,9 +77,6 @@ def test_photos_take_the_expectation_as_often_as_semi_sampling_says() -> None:
     for other in (replace(config, semi_sampling=0.0), replace(config, select="soft")):
         attention = Attention(other, query_dim=3, feature_dim=D).train()
         assert attention.prepare(grid).use_expectation is None
-
-
-# --- gradients ------------------------------------------------------------------------------------
 
 
 def test_no_gradient_passes_through_the_sample() -> None:
@@ -116,9 +110,6 @@ def test_a_photo_of_the_expectation_gives_the_scores_soft_attentions_gradient() 
     assert soft[1].any()
 
 
-# --- the map ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("build", [SoftSelect, HardSelect])
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])
 def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float) -> None:
@@ -137,9 +128,6 @@ def test_map_entropy_and_context_are_a_plain_loop(build: Any, temperature: float
         assert attended.context[b, k].tolist() == pytest.approx(context, abs=1e-12)
         assert attended.log_prob[b, k].item() == pytest.approx(log_prob, rel=1e-12)
     assert (attended.cells is None) == (build is SoftSelect)
-
-
-# --- hard_attention_mode --------------------------------------------------------------------------
 
 
 def test_the_mode_of_hard_attention_belongs_to_its_thread_and_is_undone() -> None:

@@ -134,9 +134,10 @@ def test_any_torchvision_network_is_tapped_at_its_last_feature_map() -> None:
     torch.testing.assert_close(ours(inputs), theirs.eval().features(inputs))
 
 
-@pytest.mark.parametrize(
-    ("name", "left"), [("resnet50", 0), ("regnet_y_400mf", 0), ("timm/resnet18", 17)]
-)
+NORMS_LEFT = {"efficientnet_lite2": 0, "resnet50": 0, "regnet_y_400mf": 0, "timm/resnet18": 17}
+
+
+@pytest.mark.parametrize(("name", "left"), NORMS_LEFT.items())
 @torch.inference_mode()
 def test_batch_norms_are_folded_where_layers_are_in_order(name: str, left: int) -> None:
     network = build_backbone(name, weights="none", size_px=(64, 64))
