@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 from captioner.data.checks import Markers, is_caption
@@ -114,26 +115,17 @@ class DataFiles:
 
     def json_files(self, *keys: str) -> list[Path]:
         """Return the JSON files, as `candidates`, that have all of these keys."""
-        found, unreadable = [], []
+        found = []
         for path in self.candidates("*.json"):
-            try:
+            with contextlib.suppress(OSError):  # such as a link to no file
                 content = path.read_bytes()
                 if all(f'"{key}"'.encode() in content for key in keys):
                     found.append(path)
-            except OSError as error:  # such as a link to no file
-                unreadable.append(f"{path} ({error.strerror})")
-        if unreadable:
-            _warn_once(f"{listed(unreadable, 3)}: left out, as unreadable; mend or remove it")
         return found
 
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""
         return os.path.relpath(path, self.folder)
-
-
-@cache  # several layouts read the same files
-def _warn_once(sentence: str) -> None:
-    logger.warning(sentence)
 
 
 class CaptionedData:

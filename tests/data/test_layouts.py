@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from drawn_layouts import (
-    CAPTIONS,
-    LAYOUTS,
-    PHOTOS,
-    coco_json,
-    draw,
-    flickr8k,
-    karpathy,
-    sentence,
-    write,
-)
+from drawn_layouts import CAPTIONS, LAYOUTS, PHOTOS, draw, flickr8k, karpathy, sentence, write
 from tiny import read_split
 
 from captioner.cli import train
@@ -175,14 +165,6 @@ def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
     write(tmp_path / "captions.csv", "image,caption\n00.jpg,a shape\n")
     (tmp_path / "lost.json").symlink_to("of a disk that is not there.json")
     assert CaptionedData(DataFiles(root=tmp_path)).format == "table"
-
-
-def test_a_json_file_that_cannot_be_read_is_named_once(tmp_path: Path, capsys) -> None:
-    draw(tmp_path)
-    write(tmp_path / "train.json", coco_json([0, 1], "{:02d}.jpg"))
-    (tmp_path / "val.json").symlink_to("of a disk that is not there.json")
-    assert CaptionedData(DataFiles(root=tmp_path)).format == "coco"
-    assert capsys.readouterr().err.count(str(tmp_path / "val.json")) == 1
 
 
 def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:
