@@ -141,10 +141,3 @@ def test_what_was_not_measured_has_none() -> None:
     for name in ("calibration", "bias", "grounding", "attention"):
         del results[name]
     assert [table.title.split()[0] for table in result_tables(results)] == ["Scores", "Captions"]
-
-
-def test_a_caption_that_is_no_text_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "captions.json"
-    file.write_text(json.dumps({"captions": [{"image_id": 1, "caption": 5}]}))
-    with pytest.raises(DataError, match=r"captions\.json: the caption of 1 is 5; write a text"):
-        read_captions(file, "val", DataFiles())
