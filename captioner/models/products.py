@@ -42,7 +42,7 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         not _by_onednn.get()
         or inputs.dtype != torch.float32
         or inputs.is_mkldnn  # this function's own call
-        or min(len(weight), inputs.dim()) == 1  # to copy would take as long; oneDNN takes no vector
+        or len(weight) == 1  # to copy the inputs would take as long
         or torch.is_autocast_enabled("cpu")
         or torch.compiler.is_compiling()
     ):
