@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from captioner.data.checks import Markers, is_caption
 from captioner.data.image_finder import find_images, list_files, plain_name
-from captioner.data.records import read_json
+from captioner.data.records import read_bytes, read_json
 from captioner.data.splits import CaptionedImage, ImagePath, Split, TarMember, split_name
 from captioner.errors import DataError, listed
 from captioner.log import logger
@@ -115,13 +114,9 @@ class DataFiles:
 
     def json_files(self, *keys: str) -> list[Path]:
         """Return the JSON files, as `candidates`, that have all of these keys."""
-        found = []
-        for path in self.candidates("*.json"):
-            with contextlib.suppress(OSError):  # such as a link to no file
-                content = path.read_bytes()
-                if all(f'"{key}"'.encode() in content for key in keys):
-                    found.append(path)
-        return found
+        needed = [f'"{key}"'.encode() for key in keys]
+        files = ((path, read_bytes(path)) for path in self.candidates("*.json"))
+        return [path for path, content in files if all(key in content for key in needed)]
 
     def relative(self, path: Path) -> str:
         """Return a path as it is named in messages: from the folder."""

@@ -202,12 +202,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def read_text(path: Path) -> str:
-    """Read text in UTF-8, with or without a byte order mark, or in UTF-16 with one."""
+def read_bytes(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); it must be there") from error
+
+
+def read_text(path: Path) -> str:
+    """Read text in UTF-8, with or without a byte order mark, or in UTF-16 with one."""
+    data = read_bytes(path)
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
         return data.decode("utf-16" if is_utf16 else "utf-8-sig")

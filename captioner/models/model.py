@@ -33,7 +33,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.batch_norm = config.batch_norm
         self.frozen_stages = backbone.freeze_before(config.trainable_from)
-        self.folded_stages: list[nn.Module] = []  # `fold_frozen_stages`; a list is not saved
+        self.folded_stages: list[nn.Module] = []  # for training; what is in a list is not saved
         self.dim = config.project_dim or backbone.channels
         self.project: nn.Module = nn.Identity()
         if config.project_dim:

@@ -163,8 +163,9 @@ def test_json_files_without_captions_are_no_data_set(tmp_path: Path) -> None:
     for n in range(PHOTOS):
         write(tmp_path / f"{n:02d}.json", '{"id": 1, "tags": ["shape"]}')
     write(tmp_path / "captions.csv", "image,caption\n00.jpg,a shape\n")
-    (tmp_path / "lost.json").symlink_to("of a disk that is not there.json")
     assert CaptionedData(DataFiles(root=tmp_path)).format == "table"
+    (tmp_path / "lost.json").symlink_to("of a disk that is not there.json")
+    assert "lost.json cannot be read (No such file or directory)" in sentence(root=tmp_path)
 
 
 def test_of_two_years_of_coco_one_is_asked_for(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from captioner.config import DecodingConfig
 from captioner.errors import CaptionerError, CheckpointError, ConfigError
 from captioner.evaluation import calibration
 from captioner.generation.confidence import Calibrator
+from captioner.models import products
 from captioner.training import run as run_module
 from captioner.training import train
 from captioner.training import trainer as loop
@@ -187,6 +188,19 @@ def test_an_error_after_the_steps_of_an_epoch_costs_none_of_them(
     train(config, resume=True)
     models = [folder / "last" / "model.safetensors" for folder in (run, whole)]
     assert models[0].read_bytes() == models[1].read_bytes()
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_run_on_a_cpu_multiplies_and_folds_as_is_fastest(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    taken: list[bool] = []
+    monkeypatch.setattr(run_module, "onednn_is_faster", lambda: faster)
+    monkeypatch.setattr(
+        loop, "fold_frozen_stages", lambda _: taken.append(products._by_onednn.get())
+    )
+    train(tiny.recipe(table, tmp_path / "run", train__epochs=1))
+    assert taken == [faster]
 
 
 def test_a_run_ends_with_the_calibrator_of_its_best_model(
