@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         return _run(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # before the command itself handles it
+    except KeyboardInterrupt:  # a second one, while files are closed, ends without a word
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         return 130

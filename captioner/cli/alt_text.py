@@ -8,6 +8,7 @@ import csv
 import html
 import io
 import os
+import posixpath
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -341,9 +342,7 @@ class Page:
         if file.suffix.lower() in (".md", ".markdown"):
             # Blanks instead of code, so that all offsets stay.
             markup = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), self._text)
-            for match in _IMAGE.finditer(markup):
-                tag, quoted, plain = match.groups()
-                tags.append((match.start(), tag, quoted or plain))
+            tags = [(m.start(), m[1], m[2] or m[3]) for m in _IMAGE.finditer(markup)]
         self.elsewhere = 0  # images whose bytes are in no local file
         self._gaps: list[tuple[int, str, Path]] = []  # offset, tag and file of each image
         reader = _TagReader(markup)
@@ -412,9 +411,7 @@ def _local_file(source: str, page: Path, site_root: Path | None, base: str) -> P
         return None
     if parts.scheme or parts.netloc or not parts.path:
         return None
-    address = unquote(parts.path)
-    if not address.startswith("/"):
-        address = unquote(base[: base.rfind("/") + 1]) + address
+    address = unquote(posixpath.join(posixpath.dirname(base), parts.path))
     path = address.lstrip("/")
     if not address.startswith("/"):
         return page.parent / path

@@ -10,7 +10,7 @@ import logging
 from functools import partial
 
 from captioner.cli import command, parsing, show
-from captioner.errors import DataError, needs_extra
+from captioner.errors import DataError
 from captioner.log import logger, printable
 
 SHARD_SIZE = 1000
@@ -43,11 +43,7 @@ def batch(parser: parsing.CommandParser) -> int:
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("argument --ray-address: needs --engine ray")
 
-    with needs_extra("batch", "batch"):
-        import braceexpand  # noqa: F401
-        import pyarrow.parquet  # noqa: F401
-
-        from captioner.batch.run import Job, run_batch, run_local, run_ray
+    from captioner.batch.run import Job, run_batch, run_local, run_ray
 
     job = Job(
         output=arguments.output,

@@ -114,8 +114,7 @@ def caption(parser: parsing.CommandParser) -> int:
 
 def _matching(name: str) -> list[str]:
     """Return the files of a pattern, which shells of Windows leave to us; any other name alone."""
-    is_pattern = any(sign in name for sign in "*?[") and not os.path.lexists(name)
-    return (sorted(glob(name, recursive=True)) if is_pattern else []) or [name]
+    return [name] if os.path.lexists(name) else sorted(glob(name, recursive=True)) or [name]
 
 
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ Exit code: 0 nothing to mend, 1 something to mend, 2 the data set cannot be read
 from __future__ import annotations
 
 import argparse
-import io
 import random
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.splits import Split
 from captioner.errors import DataError, listed
 from captioner.evaluation.results import write_json
-from captioner.files import check_writable, save_bytes
+from captioner.files import check_writable, replacing, writing
 from captioner.log import printable, progress_bar
 from captioner.registry import DATA_FORMATS, TOKENIZERS
 
@@ -98,11 +97,9 @@ def check_data(parser: parsing.CommandParser) -> int:
         drawable = [(name, member) for name, member in members if member.path in sizes]
         chosen = random.Random(0).sample(drawable, min(ON_SHEET, len(drawable)))
         tiles = [(open_image(each.path), f"{name}: {each.captions[0]}") for name, each in chosen]
-        content = io.BytesIO()
-        contact_sheet(tiles).save(
-            content, "PNG" if sheet.suffix.lower() == ".png" else "JPEG", quality=90
-        )
-        save_bytes(content.getvalue(), sheet)
+        kind = "PNG" if sheet.suffix.lower() == ".png" else "JPEG"
+        with writing(sheet), replacing(sheet) as file:
+            contact_sheet(tiles).save(file, kind, quality=90)
     for file in written:
         show(file)
     return 1 if problems else 0

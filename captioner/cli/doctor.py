@@ -15,25 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import captioner
-from captioner.cli import COMMANDS, OF_TRAINING, command, command_main, parsing, show
+from captioner.cli import COMMANDS, EXTRAS, command, command_main, parsing, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
 from captioner.runtime.device import torch_is_installed
 from captioner.runtime.parallel import available_cores
 
 OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a line
-# What pip installs, the modules that it brings, and what needs them.
-_EXTRAS = {
-    "captioner[train]": (" ".join(sorted(OF_TRAINING)), "training, evaluation and GPUs"),
-    "captioner[serve]": (
-        "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator",
-        "captioner serve",
-    ),
-    "captioner[batch]": ("braceexpand fsspec pyarrow ray", "captioner batch"),
-    "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
-    "pillow-heif": ("pillow_heif", "HEIC photos"),
-}
-
 SHELLS = ("bash", "zsh", "fish")
 # A zsh without its user's configuration has not started its completion system.
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
@@ -68,7 +56,7 @@ def _checks() -> Iterator[tuple[str, str, str]]:
         try:
             yield OK, name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            if name not in OF_TRAINING:
+            if name not in ("torch", "timm"):  # of an extra, below
                 yield MISSING, name, "not installed: install captioner again"
     if torch_is_installed():
         import torch
@@ -90,7 +78,7 @@ def _checks() -> Iterator[tuple[str, str, str]]:
     remedy = "METEOR needs it (Debian and Ubuntu: apt-get install default-jre-headless)"
     java = shutil.which("java")
     yield OK if java else OPTIONAL, "Java", java or f"not installed: {remedy}"
-    for package, (modules, purpose) in _EXTRAS.items():
+    for package, (modules, purpose) in EXTRAS.items():
         if all(map(importlib.util.find_spec, modules.split())):
             yield OK, package, f"installed, for {purpose}"
         else:

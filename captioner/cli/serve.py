@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from captioner.cli import command, load_captioner, parsing, show
-from captioner.errors import CaptionerError, needs_extra
+from captioner.errors import CaptionerError
 
 TOKEN_VARIABLE = "CAPTIONER_TOKEN"
 
@@ -50,17 +50,16 @@ def serve(parser: parsing.CommandParser) -> int:
     add("--deadline", type=number, default=30, metavar="S", help=help_)
     arguments = parser.parse()
 
+    import uvicorn
+
     from captioner.captioner import Captioner
     from captioner.checkpoint import bundled_models
+    from captioner.serving.app import create_app
+    from captioner.serving.requests import Limits
+    from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
 
-    with needs_extra("serve", "serve"):
-        import uvicorn
-
-        from captioner.serving.app import create_app
-        from captioner.serving.requests import Limits
-        from captioner.serving.security import LOOPBACK_HOSTS, is_loopback
-
-    if not is_loopback(arguments.host) and not arguments.token:
+    is_local = is_loopback(arguments.host)
+    if not is_local and not arguments.token:
         raise CaptionerError(
             f"other machines can reach {arguments.host or 'every address'}, so give a token with "
             f"--token or in {TOKEN_VARIABLE}, or listen at 127.0.0.1"
@@ -82,7 +81,6 @@ def serve(parser: parsing.CommandParser) -> int:
             if name in models:
                 raise CaptionerError(f"two models have the name '{name}'; rename the folder of one")
             models[name] = load_captioner(model, arguments)
-        is_local = is_loopback(arguments.host)
         app = create_app(
             models,
             token=arguments.token or None,

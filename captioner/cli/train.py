@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, get_type_hints
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from captioner.cli import INTERRUPTED, command, end_at_next_interrupt, parsing, run_command, show
+from captioner.cli import command, parsing, run_command, show
 from captioner.cli.suggestions import unknown_option
 from captioner.config.fields import REMOVED, in_words, settings_from, warn_of_removed
 from captioner.config.recipes import read_recipe, shipped_recipes
@@ -48,7 +49,7 @@ def train(words: Sequence[str]) -> int:
 
     Every setting of a recipe is also an option, and options win over recipes.
     """
-    return run_command(lambda: _train(*train_settings(words)))
+    return run_command(lambda: _train(*train_settings(words)), "train")
 
 
 def finetune(words: Sequence[str]) -> int:
@@ -59,7 +60,7 @@ def finetune(words: Sequence[str]) -> int:
     the words of your captions in addition. Without splits, some photos are held out for validation.
     Every setting of a recipe is also an option.
     """
-    return run_command(lambda: _train(*finetune_settings(words), validate_start=True))
+    return run_command(lambda: _train(*finetune_settings(words), validate_start=True), "finetune")
 
 
 def _train(config: Config, resume: bool, *, validate_start: bool = False) -> int:
@@ -71,15 +72,16 @@ def _train(config: Config, resume: bool, *, validate_start: bool = False) -> int
     try:
         best = run.train(config, resume=resume, validate_start=validate_start)
     except KeyboardInterrupt:
-        end_at_next_interrupt()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends without a word
         folder = Path(config.train.output)
         message = f"interrupted before {folder} had a checkpoint; start the same command again"
         if run.holds_a_run(folder):
             message = f"interrupted; go on with the same command and --resume ({folder})"
         if reports:
             print(message, file=sys.stderr)
-        return INTERRUPTED
-    end_at_next_interrupt()  # an exception during the export can abort the process
+        return 130  # what a shell reports for a process ended by Ctrl-C
+    # An exception during the export can abort the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not reports:
         return 0
     if not (best / DESCRIPTION).exists():  # there are graphs of a run that had ended before

@@ -16,7 +16,7 @@ from programs import REPOSITORY, Commands
 
 from captioner import __version__
 from captioner.__main__ import main
-from captioner.cli import COMMANDS
+from captioner.cli import COMMANDS, run_command
 from captioner.cli.doctor import SHELLS, script
 
 
@@ -194,3 +194,31 @@ def test_zsh_takes_the_script_before_its_completion_is_set_up(
     run = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, cwd=tmp_path)
     assert "_shtab_captioner" in run.stdout, run.stderr
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("torch", "captioner[train]"),
+        ("pyarrow.parquet", "captioner[batch]"),
+        ("fastapi", "captioner[serve]"),
+    ],
+)
+def test_a_package_of_an_extra_that_is_missing_is_one_sentence(
+    module: str, package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    assert run_command(command, "batch") == 2
+    needed = module.partition(".")[0]
+    sentence = f"error: batch needs {needed}, which is not installed: pip install '{package}'\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_a_missing_package_of_no_extra_is_no_users_mistake() -> None:
+    def command() -> int:
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+
+    with pytest.raises(ModuleNotFoundError):
+        run_command(command, "batch")

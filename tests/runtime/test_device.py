@@ -38,7 +38,7 @@ def test_a_full_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore follows.")
 
-    assert run_command(command) == 2
+    assert run_command(command, "train") == 2
     message = capsys.readouterr().err
     assert message.startswith("error: CUDA out of memory. Tried to allocate 2 GiB.")
     assert "data.batch_size" in message
