@@ -224,15 +224,14 @@ class Captioner:
         inputs = as_list(images)
         if not inputs:
             return []
-        read = self._read(inputs)
-        grid = self.engine.encode([pixels for pixels, _ in read])
+        grid, read = self._encode(inputs)
         with self._alone_if_random(options), hard_attention_mode(options.at_test):
             return self._captions(inputs, read, grid, options)
 
     def _captions(
         self, inputs: list[Any], read: list[Any], grid: Grid, options: SearchOptions
     ) -> list[list[Caption]]:
-        """Return the captions of a grid, whose images are given as `_read` takes and returns."""
+        """Return the captions of a grid, whose images are given as `_encode` takes and returns."""
         self._seed_cells(options.seed)
         calibrator = None if options.sample else self.calibrator
         if options.sample:
@@ -363,14 +362,14 @@ class Captioner:
 
     def encode(self, images: Iterable[ImageInput]) -> tuple[Grid, list[Geometry]]:
         """Return the grid of B images, and for each the geometry from cells to its pixels."""
-        read = self._read(as_list(images))
-        grid = self.engine.encode([pixels for pixels, _ in read])
+        grid, read = self._encode(as_list(images))
         return grid, [geometry for _, geometry in read]
 
-    def _read(self, images: list[Any]) -> list[tuple[np.ndarray, Geometry]]:
-        """Return the network's input and the geometry of each image, read in parallel."""
+    def _encode(self, images: list[Any]) -> tuple[Grid, list[tuple[np.ndarray, Geometry]]]:
+        """Return the grid of images read in parallel, and each one's network input and geometry."""
         read = partial(network_input, transform=self.transform)
-        return list(prefetch(read, images, self.device))
+        inputs = list(prefetch(read, images, self.device))
+        return self.engine.encode([pixels for pixels, _ in inputs]), inputs
 
     def _alone_if_random(self, options: SearchOptions) -> AbstractContextManager[object]:
         """Context in which no other thread samples: an engine has one series of random numbers."""

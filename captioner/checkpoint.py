@@ -22,7 +22,6 @@ from captioner.errors import CheckpointError, error_summary
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from captioner.models.model import CaptionModel
 
@@ -88,7 +87,7 @@ def load_weights(model: CaptionModel, folder: Path) -> None:
             raise ValueError(f"{len(odd)} weights do not match, the first is {odd[0]}")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Read the weights of a verified folder by their names."""
     from safetensors.torch import load_file
 

@@ -23,7 +23,6 @@ from captioner.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from captioner.models.model import CaptionModel
 
@@ -81,9 +80,9 @@ def save_model(
             (temporary / checkpoint.STATE).write_bytes(buffer.getbuffer())
 
 
-def _distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, Tensor]:
+def _distinct_weights(model: CaptionModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return the state with each shared tensor once, floats in `dtype`."""
-    state: dict[str, Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in model.state_dict().items():
         if value.numel() > 1 and value.data_ptr() in seen:

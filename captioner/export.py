@@ -38,6 +38,7 @@ from captioner.models.decoders.base import Decoder
 from captioner.types import AttentionOutput, Grid
 
 OPSET = 20
+_BATCH, _BEAMS, _WORDS = map(torch.export.Dim, ("batch", "beams", "words"))
 _ONNX_TYPES = {"F16": 10, "BF16": 16, "F32": 1, "F64": 11}  # of safetensors; TensorProto's numbers
 Places: TypeAlias = dict[str, tuple[str, list[int], int, int]]
 
@@ -159,6 +160,7 @@ class _Graph(nn.Module):
         """Return an ONNX file whose weights are places in another."""
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         logging.getLogger("onnxscript").setLevel(logging.ERROR)
+        sizes = tuple(_dynamic_sizes(name, tensor) for name, tensor in self.inputs.items())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -172,7 +174,7 @@ class _Graph(nn.Module):
                     opset_version=OPSET,
                     input_names=list(self.inputs),
                     output_names=self.outputs,
-                    dynamic_shapes=(tuple(_dynamic(self.inputs)),),  # of `*tensors`
+                    dynamic_shapes=(sizes,),  # of `*tensors`
                 )
             except torch.onnx.OnnxExporterError as error:
                 reason = error_summary(error.__cause__ or error, part="line")
@@ -261,22 +263,15 @@ def weight_places(model: nn.Module, file: Path) -> Places:
     return {name: by_pointer[each] for name, each in pointers.items() if each in by_pointer}
 
 
-def _dynamic(inputs: dict[str, Tensor]) -> list[dict[int, Any]]:
-    """Return which sizes of the inputs may change: images, beams, and words so far."""
-    batch, beams, words = (torch.export.Dim(name) for name in ("batch", "beams", "words"))
-    shapes: list[dict[int, Any]] = []
-    for name, tensor in inputs.items():
-        dims: dict[int, Any] = {}
-        if name == "noise":  # [layers, B, heads, K, L]
-            dims = {1: batch, 3: beams}
-        elif name not in ("position", "expectation"):
-            dims = {0: batch}
-            if name == "tokens" or name.startswith("state"):
-                dims[1] = beams
-            if name in ("state_keys", "state_values"):  # of a Transformer
-                dims[tensor.dim() - 2] = words
-        shapes.append(dims)
-    return shapes
+def _dynamic_sizes(name: str, tensor: Tensor) -> dict[int, Any]:
+    """Return which sizes of an input may change: images, beams, and words so far."""
+    if name in ("position", "expectation"):
+        return {}
+    if name == "noise":  # [layers, B, heads, K, L]
+        return {1: _BATCH, 3: _BEAMS}
+    if name in ("state_keys", "state_values"):  # of a Transformer
+        return {0: _BATCH, 1: _BEAMS, tensor.dim() - 2: _WORDS}
+    return {0: _BATCH, 1: _BEAMS} if name.startswith(("tokens", "state")) else {0: _BATCH}
 
 
 def _refer_to_file(proto: Any, places: Places) -> None:

@@ -89,9 +89,8 @@ def claim_name(owners: dict[str, str], path: str, *preferred: str) -> str:
     """
     file = Path(path)
     longer = f"{file.parent.name}-{file.name}"
-    names = itertools.chain(
-        preferred, [file.name, longer], (f"{number}-{longer}" for number in itertools.count(2))
-    )
+    numbered = (f"{number}-{longer}" for number in itertools.count(2))
+    names = itertools.chain(preferred, [file.name, longer], numbered)
     return next(name for name in names if owners.setdefault(name.casefold(), path) == path)
 
 

@@ -41,10 +41,9 @@ def file_system(name: str) -> tuple[Any, str]:
     import fsspec  # not among what captions on a CPU
 
     try:
-        system, path = fsspec.core.url_to_fs(name)
+        return fsspec.core.url_to_fs(name)
     except (ImportError, ValueError) as error:
         raise CaptionerError(f"{name}: {error}") from None
-    return system, path
 
 
 @contextlib.contextmanager

@@ -141,10 +141,11 @@ def export(parser: parsing.CommandParser) -> int:
     help_ = "no sequence of N words comes twice in a caption; 0 allows all"
     group.add_argument("--no-repeat-ngram", type=int, metavar="N", help=help_)
     arguments = parser.parse()
-    if arguments.output is None and arguments.format != "onnx":
+    output = arguments.output
+    if output is None and arguments.format != "onnx":
         parser.error("name the folder to make, or give --format onnx to add graphs in place")
     search = parsing.given(arguments, "beam_size", "max_words", "length_penalty", "no_repeat_ngram")
-    if arguments.output is None and (arguments.card or search):
+    if output is None and (arguments.card or search):
         parser.error("search settings and --card need a folder to make, in which they are stored")
     require_torch("export")
 
@@ -152,13 +153,13 @@ def export(parser: parsing.CommandParser) -> int:
 
     from captioner.export import export_graphs
 
-    if arguments.output is None:
+    if output is None:
         folder = _folder_to_change(arguments.checkpoint)
         export_graphs(folder)
         show(folder)
         return 0
     folder = model_folder(arguments.checkpoint)
-    check_absent(arguments.output)
+    check_absent(output)
     model, config, vocabulary = load_model(folder)
     config = replace(config, decoding=replace(config.decoding, **search))
     validate(config)
@@ -171,21 +172,14 @@ def export(parser: parsing.CommandParser) -> int:
     if arguments.format == "onnx":  # as they are
         kinds = (weight.dtype for weight in read_weights(folder).values())
         dtype = next(kind for kind in kinds if kind.is_floating_point)
-    save_model(
-        arguments.output,
-        model,
-        config,
-        vocabulary,
-        card=text,
-        dtype=dtype,
-        extra_files=read_extra_files(folder),
-    )
+    extra = read_extra_files(folder)
+    save_model(output, model, config, vocabulary, card=text, dtype=dtype, extra_files=extra)
     try:
-        export_graphs(arguments.output)
+        export_graphs(output)
     except BaseException:  # Ctrl-C too: the same command again must not find half of its output
-        shutil.rmtree(arguments.output, ignore_errors=True)
+        shutil.rmtree(output, ignore_errors=True)
         raise
-    show(arguments.output)
+    show(output)
     return 0
 
 

@@ -7,19 +7,18 @@ counts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from PIL import Image
 
@@ -27,14 +26,11 @@ from captioner.checkpoint import MANIFEST
 from captioner.cli.parsing import STANDARD_INPUT
 from captioner.data.images import png
 from captioner.errors import CaptionerError
-from captioner.files import JOURNAL, claim_name, read_journal, save_bytes
+from captioner.files import JOURNAL, claim_name, read_journal, save_bytes, writing
 from captioner.runtime.children import blocked_interrupts, child_pool
 from captioner.runtime.parallel import usable_cores
-from captioner.visualization import OverlayStyle, comparison_sheet, vector_sheet, word_images
-from captioner.visualization.word_pictures import word_names
-
-if TYPE_CHECKING:
-    from captioner.visualization import Caption
+from captioner.visualization import Caption, OverlayStyle, comparison_sheet, vector_sheet
+from captioner.visualization.word_pictures import word_images, word_names
 
 # Photos from which other processes draw: they take half a second to start. Threads do not help,
 # because much of the drawing holds Python's lock.
@@ -42,6 +38,7 @@ PROCESSES_FROM = 12
 # Larger photos are drawn at once and by this process: several may wait, and each is copied.
 LARGEST_APART_PX = 16_000_000
 
+Captions: TypeAlias = Sequence[tuple[str, Caption]]  # by the names of their models
 Drawn: TypeAlias = tuple[list[Path], "str | None"]  # the files, and why some are missing
 
 
@@ -52,9 +49,7 @@ class OutputFolder:
     one that no other photo has. `settings` is a digest of all that decides captions and pictures.
     """
 
-    def __init__(
-        self, arguments: argparse.Namespace, photos: Sequence[Path | str], settings: str
-    ) -> None:
+    def __init__(self, arguments: Namespace, photos: Sequence[Path | str], settings: str) -> None:
         self.arguments, self.settings = arguments, settings
         self.journal = arguments.output / JOURNAL
         self.records = read_journal(self.journal)
@@ -96,13 +91,10 @@ class OutputFolder:
             before = self.records.get(record["image"], {}).get("pictures", ())
             for name in filter(word.fullmatch, set(before) - set(record["pictures"])):
                 (self.journal.parent / name).unlink(missing_ok=True)
-        try:
-            with self.journal.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise CaptionerError(f"{self.journal} cannot be written ({error.strerror})") from None
+        with writing(self.journal), self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
-    @contextmanager
+    @contextlib.contextmanager
     def processes(self, photos: int) -> Iterator[int]:
         """Draw so many photos in other processes, if it is worth it; yield how many may wait."""
         if photos < PROCESSES_FROM or not self.arguments.save:
@@ -119,9 +111,7 @@ class OutputFolder:
         finally:
             self._pool = None
 
-    def draw(
-        self, photo: Path | str, image: Image.Image, captions: Sequence[tuple[str, Caption]]
-    ) -> Future[Drawn]:
+    def draw(self, photo: Path | str, image: Image.Image, captions: Captions) -> Future[Drawn]:
         """Draw a photo's captions by each model, in another process if there are any."""
         # The image is sent once, next to the captions.
         captions = [(name, replace(caption, image=None)) for name, caption in captions]
@@ -135,11 +125,7 @@ class OutputFolder:
 
 
 def save_pictures(
-    name: str,
-    title: str,
-    image: Image.Image,
-    captions: Sequence[tuple[str, Caption]],
-    options: argparse.Namespace,
+    name: str, title: str, image: Image.Image, captions: Captions, options: Namespace
 ) -> Drawn:
     """Save the pictures of a photo's captions, and say why it ended before the last.
 
