@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 
@@ -73,11 +73,12 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         ) from None
 
 
-def listed(things: Sequence[object], most: int = 10) -> str:
+def listed(things: Iterable[object], most: int = 10) -> str:
     """Return things separated by commas, and how many more there are.
 
     >>> listed(["a.jpg", "b.jpg", "c.jpg"], 2)
     'a.jpg, b.jpg and 1 more'
     """
-    text = ", ".join(map(str, things[:most]))
-    return text if len(things) <= most else f"{text} and {len(things) - most} more"
+    texts = list(map(str, things))
+    text = ", ".join(texts[:most])
+    return text if len(texts) <= most else f"{text} and {len(texts) - most} more"

@@ -15,8 +15,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from captioner.data.image_finder import files_of_others
-from captioner.data.images import HEIF_SUFFIXES, IMAGE_SUFFIXES
+from captioner.data.image_finder import SUFFIXES, files_of_others
 from captioner.data.layouts import CaptionedData, DataFiles
 from captioner.data.records import IMAGE_COLUMNS, delimiter_of, table_records, usual_column
 from captioner.errors import DataError
@@ -117,13 +116,12 @@ def _folder_rows(name: str, system: Any, top: str, folder: str, seen: set[str]) 
     if (real := os.path.realpath(folder)) in seen:
         return
     seen.add(real)
-    # HEIC photos are listed even where they cannot be read: their rows then hold the error.
-    suffixes = IMAGE_SUFFIXES | HEIF_SUFFIXES
     # A level at a time: below the first, `walk` does not raise where it cannot list a folder.
     with accessing(folder):
         ((_, folders, files),) = system.walk(folder, maxdepth=1, on_error="raise", detail=True)
     for file in files_of_others(Path(folder), files):
-        if posixpath.splitext(file)[1].lower() in suffixes:
+        # HEIC photos are listed even where they cannot be read: their rows then hold the error.
+        if posixpath.splitext(file)[1].lower() in SUFFIXES:
             path = posixpath.join(folder, file)
             identity = posixpath.relpath(path, top)
             yield identity, system.unstrip_protocol(path) if is_url(name) else path

@@ -93,10 +93,6 @@ def part_name(shard: int) -> str:
     return f"parts/{shard:06d}.parquet"
 
 
-# Processes shards and yields those that are done, in any order.
-Engine = Callable[[Job, Sequence[Shard]], Iterator[Part]]
-
-
 @dataclass
 class Totals:
     """Sums over finished shards; a photo with an error counts as both."""
@@ -119,7 +115,7 @@ class Totals:
 def run_batch(
     source: str,
     job: Job,
-    engine: Engine,
+    engine: Callable[[Job, Sequence[Shard]], Iterator[Part]],
     *,
     shard_size: int,
     image_column: str | None = None,
@@ -127,8 +123,9 @@ def run_batch(
 ) -> Totals:
     """Caption all photos of a source (a path, URL or pattern) that are not captioned yet.
 
-    The engine and the `settings` of the job are filled in here; `retry_errors` repeats shards with
-    failed photos. Returned are the sums over all shards, those of earlier runs included.
+    `engine` works on shards and yields those that are done, in any order. The job's own engine and
+    its `settings` are filled in here; `retry_errors` repeats shards with failed photos. Returned
+    are the sums over all shards, those of earlier runs included.
     """
     source = absolute(source)
     model = job.model.absolute() if isinstance(job.model, Path) else job.model

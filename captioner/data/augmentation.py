@@ -29,26 +29,21 @@ class Augmentation:
 
 
 def augmented_levels(
-    transform: ImageTransform, image: Image.Image, view: Geometry, generator: np.random.Generator
+    transform: ImageTransform,
+    image: Image.Image,
+    augmentation: Augmentation,
+    generator: np.random.Generator,
 ) -> tuple[np.ndarray, Geometry]:
     """Return the pixels and the view of `ImageTransform.levels`, cropped and mirrored at random."""
-    augmentation = transform.augmentation or Augmentation()
     side = generator.uniform(augmentation.min_area, 1.0) ** 0.5  # a crop with the same aspect ratio
     flipped = bool(generator.random() < augmentation.flip)
-    left, top = generator.random(2) * (1.0 - side)
-    view = replace(
-        view,
-        left_px=left * view.width_px,
-        top_px=top * view.height_px,
-        width_px=side * view.width_px,
-        height_px=side * view.height_px,
-        flipped=flipped,
-    )
-    view, (width, height) = transform.cropped(view)
+    left, top = generator.random(2) * (1.0 - side) * image.size
+    part = Geometry(*image.size, left, top, side * image.width, side * image.height, flipped)
+    view, (width, height) = transform.cropped(part)
     # From here on it begins and ends between two pixels of the image.
     across, down = max(1, round(view.width_px)), max(1, round(view.height_px))
-    left = min(math.floor(view.left_px), view.photo_width_px - across)
-    top = min(math.floor(view.top_px), view.photo_height_px - down)
+    left = min(math.floor(view.left_px), image.width - across)
+    top = min(math.floor(view.top_px), image.height - down)
     view = replace(view, left_px=left, top_px=top, width_px=across, height_px=down)
     is_small = across < GAP * width and down < GAP * height
     if is_small and transform.resampling in ON_TENSORS:
@@ -57,7 +52,7 @@ def augmented_levels(
         pixels = resize_on_tensor(np.asarray(image)[rows, columns], (height, width), mode)
     else:
         pixels = np.asarray(transform.resized(image, view, (width, height)))
-    if view.flipped:
+    if flipped:
         # by channels: NumPy copies three bytes from right to left five times as slowly
         pixels = np.stack([pixels[:, ::-1, channel] for channel in range(3)], axis=-1)
     return pixels, view

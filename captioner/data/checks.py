@@ -73,9 +73,7 @@ class Markers:
 
     def __str__(self) -> str:
         ends = (("begin", self.first), ("end", self.last[::-1]))
-        return " and ".join(
-            f"{e} with {listed(list(map(repr, found)))}" for e, found in ends if found
-        )
+        return " and ".join(f"{e} with {listed(map(repr, found))}" for e, found in ends if found)
 
     def stripped(self, text: str) -> str:
         """Return a caption without the markers that it has."""

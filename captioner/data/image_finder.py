@@ -80,7 +80,7 @@ def photos_in(
         failed(f"{error.filename}: cannot be listed ({error.strerror})")
 
     left_out = None if leave_out is None else os.path.abspath(leave_out)
-    suffixes = IMAGE_SUFFIXES | (HEIF_SUFFIXES if register_heif() else frozenset())
+    suffixes = SUFFIXES if register_heif() else IMAGE_SUFFIXES
     seen = set[str]()
     for place, folders, names in os.walk(folder, onerror=unlisted, followlinks=True):
         if (real := os.path.realpath(place)) in seen:

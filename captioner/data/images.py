@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from captioner.errors import ConfigError, ImageError
-from captioner.runtime.device import Device
-from captioner.runtime.parallel import prefetch
+from captioner.runtime.parallel import Device, prefetch
 from captioner.types import Geometry
 
 if TYPE_CHECKING:

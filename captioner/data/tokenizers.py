@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from captioner.data.vocabulary import UNSPACED, Tokenizer, is_mark, is_unspaced
+from captioner.data.vocabulary import UNKNOWN, UNSPACED, Tokenizer, is_mark, is_unspaced
 from captioner.errors import needs_extra
 
 _BETWEEN_UNSPACED = re.compile(rf"([{UNSPACED}][^\w\s]*) (?=[{UNSPACED}])")
 _RUN_OF_UNSPACED = re.compile(rf"[{UNSPACED}]\W*[{UNSPACED}]")
 _MAX_UNSPACED_SHARE = 0.05  # of tokens, above which `words` is the wrong tokenizer
 _SPACE = "\u2581"  # of subwords: stands for the space before a token, as in SentencePiece
-_UNKNOWN = "<unk>"  # the vocabulary's token of this name
 _SUBWORDS = 8000
 # Characters of a subword: without spaces to end them, they would become whole captions.
 _LONGEST, _LONGEST_UNSPACED = 16, 4
@@ -100,13 +99,13 @@ class SubwordTokenizer(Tokenizer):
     def fitted(self, captions: Iterable[str], *, min_count: int, max_size: int | None) -> Tokenizer:
         package = _import_tokenizers()
         captions = list(captions)
-        encoder = package.Tokenizer(package.models.BPE(unk_token=_UNKNOWN))
+        encoder = package.Tokenizer(package.models.BPE(unk_token=UNKNOWN))
         encoder.pre_tokenizer = package.pre_tokenizers.Metaspace(replacement=_SPACE)
         trainer = package.trainers.BpeTrainer(
             vocab_size=max_size or _SUBWORDS,
             min_frequency=min_count,
             max_token_length=_LONGEST_UNSPACED if unspaced_runs(captions) else _LONGEST,
-            special_tokens=[_UNKNOWN],
+            special_tokens=[UNKNOWN],
             show_progress=False,
         )
         encoder.train_from_iterator(map(" ".join, map(Tokenizer().split, captions)), trainer)

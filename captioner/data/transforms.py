@@ -109,10 +109,10 @@ class ImageTransform:
         With `letterbox` the padding is missing, from the pixels and from the rectangle. With a
         generator, `colour_factors` are to be drawn from it and applied.
         """
-        view = Geometry(image.width, image.height, 0, 0, image.width, image.height)
         if self.augmentation and generator:
-            return augmented_levels(self, image, view, generator)
-        view, size = self.cropped(view)
+            return augmented_levels(self, image, self.augmentation, generator)
+        whole = Geometry(image.width, image.height, 0, 0, image.width, image.height)
+        view, size = self.cropped(whole)
         return np.asarray(self.resized(image, view, size)), view
 
     def cropped(self, view: Geometry) -> tuple[Geometry, tuple[int, int]]:

@@ -5,26 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from captioner.errors import CaptionerError, ConfigError, error_summary
 from captioner.log import logger
-from captioner.runtime.parallel import usable_cores
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PASSES = 2  # in parallel on a CPU; measured on two cores only
 GPU_BATCH_STEP = 64  # images; smaller batches grow to the next power of two
-
-
-class Device(Protocol):
-    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
-
-    @property
-    def type(self) -> str: ...
 
 
 def require_torch(purpose: str) -> None:
@@ -133,28 +123,3 @@ def at_least_float32(values: Tensor) -> Tensor:
     import torch
 
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-@contextlib.contextmanager
-def shared_cores(device: Device) -> Iterator[int]:
-    """Share the threads of a CPU between parallel passes; yields how many passes to run.
-
-    Two passes keep two cores busier than one pass over both: much of a search is too small to be
-    cut in pieces, and OpenMP's threads spin while they wait. Exported graphs share the cores by
-    themselves: while one pass searches another encodes.
-    """
-    if type(device).__module__ != "torch":
-        yield min(PASSES, usable_cores())
-        return
-    import torch
-
-    threads = torch.get_num_threads()
-    passes = min(PASSES, threads)
-    if device.type != "cpu" or passes == 1:
-        yield 1
-        return
-    torch.set_num_threads(threads // passes)
-    try:
-        yield passes
-    finally:
-        torch.set_num_threads(threads)

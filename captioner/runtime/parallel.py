@@ -7,19 +7,24 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from captioner.runtime.device import Device
-
+PASSES = 2  # in parallel on a CPU; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU
 _CGROUP = Path("/sys/fs/cgroup")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Device(Protocol):
+    """Where an engine computes: a `torch.device`, or the CPU without PyTorch."""
+
+    @property
+    def type(self) -> str: ...
 
 
 def available_cores(cgroup: Path = _CGROUP) -> int:
@@ -40,6 +45,31 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
     return min(cores, int(given)) if given.isdecimal() and int(given) else cores
 
 
+@contextmanager
+def shared_cores(device: Device) -> Iterator[int]:
+    """Share the threads of a CPU between parallel passes; yields how many passes to run.
+
+    Two passes keep two cores busier than one pass over both: much of a search is too small to be
+    cut in pieces, and OpenMP's threads spin while they wait. Exported graphs share the cores by
+    themselves: while one pass searches another encodes.
+    """
+    if type(device).__module__ != "torch":
+        yield min(PASSES, usable_cores())
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    passes = min(PASSES, threads)
+    if device.type != "cpu" or passes == 1:
+        yield 1
+        return
+    torch.set_num_threads(threads // passes)
+    try:
+        yield passes
+    finally:
+        torch.set_num_threads(threads)
+
+
 def parallel_map(
     work: Callable[[Item], Result], items: Iterable[Item], device: Device
 ) -> Iterator[Result]:
@@ -53,8 +83,6 @@ def parallel_map(
     ahead = deque(islice(items, 2))
     # `ahead` is emptied, so that no item outlives its turn.
     items = chain((ahead.popleft() for _ in range(len(ahead))), items)
-    from captioner.runtime.device import shared_cores
-
     with shared_cores(device) if len(ahead) > 1 else nullcontext(1) as passes:
         if passes == 1:
             yield from map(work, items)

@@ -25,8 +25,7 @@ from captioner.captioner import Captioner
 from captioner.data.images import ImageInput, open_image
 from captioner.errors import ConfigError, ImageError
 from captioner.generation import SearchOptions
-from captioner.runtime.device import shared_cores
-from captioner.runtime.parallel import usable_cores
+from captioner.runtime.parallel import shared_cores, usable_cores
 from captioner.serving import answers
 from captioner.serving.answers import EXCEPTION_HANDLERS, RESPONSES, Problem, option_problem
 from captioner.serving.batching import Batcher

@@ -127,14 +127,14 @@ def karpathy(data: DataFiles) -> Recognised | None:
     Ids are cocoids if all images have one, else positions in the file.
     """
     files = data.candidates("dataset_*.json") or data.json_files("sentences", "filename")
-    title = f"Karpathy's JSON: {listed(list(map(data.relative, files)))}"
+    title = f"Karpathy's JSON: {listed(map(data.relative, files))}"
     return Recognised(title, lambda: _read_karpathy(data, files)) if files else None
 
 
 def _read_karpathy(data: DataFiles, files: list[Path]) -> Annotations:
     path, *others = files
     if others:
-        names = listed(list(map(data.relative, files)))
+        names = listed(map(data.relative, files))
         raise DataError(f"{data.root} holds {names}; choose one with --file (data.file)")
     named: list[NamedImage] = []
     try:

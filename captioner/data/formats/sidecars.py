@@ -20,9 +20,7 @@ def sidecars(data: DataFiles) -> Recognised | None:
     """
     texts = _texts(data) if data.named_file is None else {}
     share = len(texts) / max(1, len(data.images))
-    if data.format != "sidecars" and share < 0.5 and (share < 0.1 or table(data)):
-        return None
-    if not texts:
+    if not texts or (data.format != "sidecars" and share < 0.5 and (share < 0.1 or table(data))):
         return None
 
     def read() -> Annotations:

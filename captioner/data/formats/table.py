@@ -44,7 +44,7 @@ def table(data: DataFiles) -> Recognised | None:
     found = [path for path in possible_tables(data) if _is_table(path, data)]
     least = min((len(path.parts) for path in found), default=0)  # the least deep folder with any
     paths = [path for path in found if len(path.parts) == least]
-    names = listed(list(map(data.relative, paths)))
+    names = listed(map(data.relative, paths))
 
     def read() -> Annotations:
         splits = [""]
@@ -80,7 +80,7 @@ def imagefolder(data: DataFiles) -> Recognised | None:
             images = [replace(image, split=image.split or folder) for image, folder in pairs]
         return Annotations(images, [data.folder])
 
-    title = f"Hugging Face's imagefolder: {listed(list(map(data.relative, paths)), 3)}"
+    title = f"Hugging Face's imagefolder: {listed(map(data.relative, paths), 3)}"
     return Recognised(title, read) if paths else None
 
 
@@ -219,7 +219,7 @@ def _rows(
         if chosen is None:
             raise DataError(
                 f"{path}, line {line}: no columns of images and captions are recognised in "
-                f"{listed(list(record))}; name them with --image-column and --caption-column"
+                f"{listed(record)}; name them with --image-column and --caption-column"
             )
         image, captions = record.get(chosen[0]), texts_of([record.get(c) for c in chosen[1]])
         if isinstance(image, (bytes, dict, list)):
