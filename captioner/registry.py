@@ -50,7 +50,7 @@ BACKBONE_SOURCES = Registry(
 )
 WINDOWS = Registry(
     "attention.window",
-    **{"global": "captioner.models.attention.attention:GlobalWindow"},  # a keyword of Python
+    **{"global": "captioner.models.attention.attention:Window"},  # a keyword of Python
     local_m="captioner.models.attention.scores:MonotonicWindow",
     local_p="captioner.models.attention.scores:PredictiveWindow",
 )

@@ -137,9 +137,8 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
         {name: each[order] for name, each in b.means.items()},
         {name: each[order] for name, each in b.counts.items()},
     )
-    (first, first_drawn), (second, second_drawn) = (
-        (each.corpus(np.ones(len(order))), _drawn(each)) for each in (a, b)
-    )
+    first, second = (each.corpus(np.ones(len(order))) for each in (a, b))
+    first_drawn, second_drawn = _drawn(a), _drawn(b)
     found = {}
     for name in [name for name in first if name in second]:
         drawn = second_drawn[name] - first_drawn[name]

@@ -45,6 +45,8 @@ class Scored(NamedTuple):
 
 
 MetricTable: TypeAlias = dict[str, Scored]
+Captions: TypeAlias = Mapping[Any, str]  # by image id
+References: TypeAlias = Mapping[Any, Sequence[str]]  # by image id, one or more captions of each
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ class Metric:
     needs_java: bool = False
 
 
-def quick_scores(
-    candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
-) -> dict[str, float]:
+def quick_scores(candidates: Captions, references: References) -> dict[str, float]:
     """Return the metrics that need no Java, computed with the Python tokenizer.
 
     For validation while training; figures to publish are those of score_captions. CIDEr of a single
@@ -78,10 +78,7 @@ def quick_scores(
 
 
 def score_captions(
-    candidates: Mapping[Any, str],
-    references: Mapping[Any, Sequence[str]],
-    *,
-    time_limit_s: float = 600.0,
+    candidates: Captions, references: References, *, time_limit_s: float = 600.0
 ) -> dict[str, Any]:
     """Score one caption an image against the image's references, by pycocoevalcap.
 
@@ -142,7 +139,7 @@ def score_captions(
 
 
 def _align(
-    candidates: Mapping[Any, str], references: Mapping[Any, Sequence[str]]
+    candidates: Captions, references: References
 ) -> tuple[list[Any], list[str], list[list[str]]]:
     """Return ids, captions and references in one order, that of the candidates."""
     truths = {image_id: list(filter(has_words, references[image_id])) for image_id in candidates}

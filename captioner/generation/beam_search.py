@@ -199,14 +199,13 @@ class Beam:
         self.words = xp.full((images, 1), START, dtype=xp.int64, device=device)
         self.parents = self.words  # beams that the words continue, of rows `kept`
         self.written = xp.zeros((images, 1, 0), dtype=xp.int64, device=device)  # [R, K, T]
-        float32 = xp.float32
-        self.totals = xp.full((images, beams), -xp.inf, dtype=float32, device=device)
+        self.totals = xp.full((images, beams), -xp.inf, dtype=xp.float32, device=device)
         self.totals[:, 0] = 0.0  # one beam writes the first word
         self.trace: list[dict[str, Array]] = []
         # score, log-probability of the end, words before it, beam: one row a finished caption
-        self.finished = xp.full((images, beams, 4), -xp.inf, dtype=float32, device=device)
+        self.finished = xp.full((images, beams, 4), -xp.inf, dtype=xp.float32, device=device)
         # On the device: a number of Python's would be copied there at each use.
-        self.impossible = xp.full((), -xp.inf, dtype=float32, device=device)
+        self.impossible = xp.full((), -xp.inf, dtype=xp.float32, device=device)
 
     def write_word(self) -> None:
         """Choose the next words [R, K] of all rows, and the beams that they continue."""
@@ -338,9 +337,8 @@ class Beam:
     def hypotheses(self, count: int) -> list[list[Hypothesis]]:
         """Return the best finished captions of each image, the running ones where none finished."""
         xp = self.xp
-        trace = {  # [T, B, K, ...]
-            name: xp.stack([step[name] for step in self.trace]) for name in self.trace[0]
-        }
+        # [T, B, K, ...]
+        trace = {name: xp.stack([step[name] for step in self.trace]) for name in self.trace[0]}
         parents = to_numpy(trace.pop("parents"))
         finished = to_numpy(self.finished).astype(np.float64)
         totals = to_numpy(self.totals).astype(np.float64)
@@ -353,21 +351,18 @@ class Beam:
         images = np.arange(len(finished))[:, None]
         order = np.argsort(-finished[..., 0], kind="stable")
         finished = finished[images, order[:, :count]]  # [B, count, 4], the best first
-        lengths, beams = (
-            np.nan_to_num(finished[..., 2:], neginf=0).astype(np.int64).transpose(2, 0, 1)
-        )
+        numbers = np.nan_to_num(finished[..., 2:], neginf=0).astype(np.int64)
+        lengths, beams = numbers.transpose(2, 0, 1)
         paths = [beams]  # [B, count] each, from the last word back to before the first
         for step in reversed(range(len(parents))):
             paths.append(np.where(step < lengths, parents[step][images, paths[-1]], paths[-1]))
         path = xp.asarray(np.stack(paths[::-1]), device=self.device)  # [T + 1, B, count]
         steps = xp.arange(len(parents), device=self.device)[:, None, None]
-        # Each word was written from the attention of the beam that it continues.
-        own = {
-            name: to_numpy(
-                values[steps, self.rows[:, None], path[:-1] if name in ATTENDED else path[1:]]
-            )
-            for name, values in trace.items()
-        }  # [T, B, count, ...]; a GPU copies only these to main memory
+        own = {}  # [T, B, count, ...]; a GPU copies only these to main memory
+        for name, values in trace.items():
+            # Each word was written from the attention of the beam that it continues.
+            beam = path[:-1] if name in ATTENDED else path[1:]
+            own[name] = to_numpy(values[steps, self.rows[:, None], beam])
 
         def hypothesis(image: int, caption: int) -> Hypothesis:
             score, end, words, _ = finished[image, caption].tolist()

@@ -59,25 +59,20 @@ def build_encoder(
     config: EncoderConfig, *, size_px: tuple[int, int], pretrained: bool = True
 ) -> Encoder:
     """Build the backbone and the layers over its feature map."""
-    backbone = build_backbone(
-        config.backbone,
-        weights=config.weights if pretrained else "none",
-        tap=config.tap,
-        size_px=size_px,
-    )
+    weights = config.weights if pretrained else "none"
+    backbone = build_backbone(config.backbone, weights=weights, tap=config.tap, size_px=size_px)
     if config.drop_path and not set_drop_path(backbone, config.drop_path):
         raise ConfigError(
             "encoder.drop_path: only efficientnet_lite2 has blocks that can be left out; use 0"
         )
     self_attention = None
-    if config.self_attention_layers:
+    if layers := config.self_attention_layers:
         dim, heads = config.project_dim or backbone.channels, config.self_attention_heads
         require_divisor("encoder.self_attention_heads", heads, dim, "D")
         if dim % 4:
             raise ConfigError(
                 f"encoder.project_dim: positions in a grid need a multiple of 4, not {dim}"
             )
-        layers = config.self_attention_layers
         self_attention = GridSelfAttention(dim, layers, heads, dropout=config.dropout)
     return Encoder(backbone, config, self_attention)
 
@@ -93,9 +88,8 @@ def build_decoder(
     """Build the decoder that the settings name, with its attention."""
     sizes: Any = {"query_dim": config.hidden_dim, "feature_dim": feature_dim, "cells": cells}
     attend = partial(Attention, attention, **sizes)
-    return DECODERS[config.kind](
-        config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size
-    )
+    kind = DECODERS[config.kind]
+    return kind(config, attend, feature_dim=feature_dim, vocabulary_size=vocabulary_size)
 
 
 def resolved(config: ModelConfigT, model: CaptionModel) -> ModelConfigT:

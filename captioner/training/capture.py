@@ -27,11 +27,10 @@ STEPS = (12, 16, 20, 28)  # numbers of words that captions are padded to, and th
 MULTIPLE = 16  # numbers of images and captions are multiples of this
 
 Shape = tuple[int, int, int]  # images, captions, steps
+StepKind = Literal["graphs", "inductor", "off"]
 
 
-def step_kind(
-    config: Config, device: torch.device, processes: int
-) -> Literal["graphs", "inductor", "off"]:
+def step_kind(config: Config, device: torch.device, processes: int) -> StepKind:
     """Return how steps are taken by `train.compile`, and say why where it is another way."""
     kind = config.train.compile
     if kind == "auto":
@@ -86,7 +85,7 @@ class FixedShapeStep:
     clip_norm: float
     autocast: AbstractContextManager[object]
     device: torch.device
-    kind: Literal["graphs", "inductor", "off"]
+    kind: StepKind
     captions: int
     longest: int
     compress: bool = False
@@ -152,10 +151,8 @@ class FixedShapeStep:
 
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the smallest shape that holds a batch, one that there is already if possible."""
-        images, captions = (
-            math.ceil(count / MULTIPLE) * MULTIPLE
-            for count in (len(batch.images), max(len(batch), self.captions))
-        )
+        images = math.ceil(len(batch.images) / MULTIPLE) * MULTIPLE
+        captions = math.ceil(max(len(batch), self.captions) / MULTIPLE) * MULTIPLE
         steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
         held = [s for s in self.shapes if s[1:] == (captions, steps) and s[0] <= 2 * images]
         shape = min((s for s in held if s[0] >= images), default=(images, captions, steps))

@@ -152,12 +152,8 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
     else:
         chosen = TOKENIZERS[config.data.tokenizer]()
         tokenizer = chosen.fitted(captions, min_count=min_count, max_size=max_size)
-    vocabulary = Vocabulary.build(
-        captions,
-        tokenizer,
-        min_count=1 if tokenizer.is_learned else min_count,  # it has left rare ones out
-        max_size=max_size,
-    )
+    least = 1 if tokenizer.is_learned else min_count  # it has left rare ones out
+    vocabulary = Vocabulary.build(captions, tokenizer, min_count=least, max_size=max_size)
     if known is not None:
         words = [word for text in captions[:10_000] for word in tokenizer.split(text)]
         share = sum(word in known for word in words) / max(1, len(words))

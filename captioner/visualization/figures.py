@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,12 +17,10 @@ from matplotlib.font_manager import FontProperties
 from PIL import Image
 
 from captioner.files import save_bytes
+from captioner.visualization.caption import Caption
 from captioner.visualization.sheet import KEY
 from captioner.visualization.style import OCTAVES, SCALE_TICKS, OverlayStyle, Style, scale_octaves
 from captioner.visualization.typography import INK, MUTED, RULE, font, one_line, wrap
-
-if TYPE_CHECKING:
-    from captioner.visualization.caption import Caption
 
 _WIDTH = 11  # of a matrix, in inches of 72 points
 _RC_CONTEXT = threading.Lock()  # matplotlib's settings are those of all threads
@@ -140,9 +138,8 @@ def save_curves(
         entries: The lines of metrics.jsonl: kind, step, epoch and figures by name; None where a
             figure was not finite.
     """
-    panels = [
-        (name, lines) for name, keys in _PANELS.items() if (lines := _logged_lines(entries, keys))
-    ]
+    found = {name: _logged_lines(entries, keys) for name, keys in _PANELS.items()}
+    panels = [(name, lines) for name, lines in found.items() if lines]
     down = max(1, math.ceil(len(panels) / _ACROSS))
     settings: dict[Any, Any] = {
         "font.family": "DejaVu Sans",

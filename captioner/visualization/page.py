@@ -9,18 +9,15 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from captioner.visualization import style as styles
+from captioner.visualization.caption import Caption
 from captioner.visualization.overlay import resize_captioned, scaled_size
 from captioner.visualization.sheet import KEY, NOTES, Named
 from captioner.visualization.style import OverlayStyle, Style
 from captioner.visualization.typography import one_line
-
-if TYPE_CHECKING:
-    from captioner.visualization.caption import Caption
 
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
 REPORT_SIDE_PX = 640  # of the images in a report

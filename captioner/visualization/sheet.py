@@ -31,18 +31,14 @@ class _Layout:
     narrowest_slot: int  # a word, its bars and their numbers need this much
     margin: int
     gap: int
-    text: int
     title: int
     widest: int  # of all panels in a row
     title_lines: int  # at most
+    text: int = 15
 
 
-SHEET = _Layout(
-    264 * 198, 528, 168, margin=42, gap=24, text=15, title=30, widest=1960, title_lines=6
-)
-_COMPARISON = _Layout(
-    200 * 150, 400, 150, margin=48, gap=20, text=15, title=26, widest=1800, title_lines=3
-)
+SHEET = _Layout(264 * 198, 528, 168, margin=42, gap=24, title=30, widest=1960, title_lines=6)
+_COMPARISON = _Layout(200 * 150, 400, 150, margin=48, gap=20, title=26, widest=1800, title_lines=3)
 _VECTOR_PIXELS = 100_000  # of the photo on a vector page, about 200 dots an inch
 _NARROWEST_CONTENT = 520  # for the title and the footer of a sheet
 _SHEET_SHAPE = 1.35  # width to height that the number of columns of a sheet aims at

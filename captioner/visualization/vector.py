@@ -5,7 +5,7 @@ The photo is in the file once. matplotlib makes this module slow to import.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -19,13 +19,11 @@ from PIL import Image
 from PIL.ImageFont import FreeTypeFont
 
 from captioner.visualization import style as styles
+from captioner.visualization.caption import Caption
 from captioner.visualization.figures import figure_bytes
 from captioner.visualization.overlay import Box, attention_heat, draw_marks, line_widths
 from captioner.visualization.page import data_url
 from captioner.visualization.style import Layers, OverlayStyle, scale_levels, scale_octaves
-
-if TYPE_CHECKING:
-    from captioner.visualization.caption import Caption
 
 _PX_PER_INCH = 144  # a sheet is then about as wide as a page of paper
 _MAP_STEP_PX = 3  # of the page, between the points at which a map is computed

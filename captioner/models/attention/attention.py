@@ -111,7 +111,7 @@ class AdditiveScore(Score):
 
 
 class Window(nn.Module):
-    """The cells that may be attended to.
+    """The cells that may be attended to: all of them, as in the paper, unless overridden.
 
     Built from the settings and `query_dim` (H). `forward(query, grid, position)` returns the bias
     on the scores, [B, K, L] in log space, -inf outside of the window; None for no bias. A bias
@@ -124,11 +124,7 @@ class Window(nn.Module):
         super().__init__()
         self.config = config
 
-
-class GlobalWindow(Window):
-    """All cells, as in the paper."""
-
-    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> None:
+    def forward(self, query: Tensor, grid: Grid, position: int | Tensor) -> Tensor | None:
         return None
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from captioner.models.model import Encoder
 
 _FEATURE_MAP = "feature map [B, D, h, w]"
+_VGG19_STAGES = (
+    *"conv1_1 conv1_2 conv2_1 conv2_2 conv3_1 conv3_2 conv3_3 conv3_4".split(),
+    *"conv4_1 conv4_2 conv4_3 conv4_4 conv5_1 conv5_2 conv5_3 conv5_4".split(),
+)
 # timm's modules whose networks are built for images of one size and give a grid of tokens.
 _TRANSFORMERS = (
     *"beit deit eva swin_transformer swin_transformer_v2 swin_transformer_v2_cr".split(),
@@ -160,17 +164,10 @@ def any_torchvision(
         raise _unusable(name, f"of torchvision gives no {_FEATURE_MAP}")
     network, preprocessing = _torchvision_network(name, weights)
     if name == "vgg19":
-        stages: list[tuple[str, nn.Module]] = []
-        layers: list[nn.Module] = []
-        block, number = 1, 1
-        for module in network.features:
-            layers.append(module)
-            if isinstance(module, nn.ReLU):
-                stages.append((f"conv{block}_{number}", nn.Sequential(*layers)))
-                layers, number = [], number + 1
-            elif isinstance(module, nn.MaxPool2d):
-                block, number = block + 1, 1
-        return _in_stages(name, stages, tap, preprocessing)
+        layers = list(network.features)  # a stage ends with its ReLU, the next may begin by pooling
+        ends = [place for place, layer in enumerate(layers, start=1) if isinstance(layer, nn.ReLU)]
+        parts = [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise([0, *ends])]
+        return _in_stages(name, list(zip(_VGG19_STAGES, parts, strict=True)), tap, preprocessing)
     if name in ("resnet50", "resnet101", "resnet152"):
         stem = nn.Sequential(network.conv1, network.bn1, network.relu, network.maxpool)
         stages = [("stem", stem), *((f"layer{i}", getattr(network, f"layer{i}")) for i in "1234")]
@@ -214,9 +211,8 @@ def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
         nodes = get_graph_node_names(network, **quiet)[1]
         if tap is None:
             with torch.no_grad():
-                outputs = create_feature_extractor(network.eval(), nodes, **quiet)(
-                    torch.zeros(1, 3, 224, 224)
-                )
+                extract = create_feature_extractor(network.eval(), nodes, **quiet)
+                outputs = extract(torch.zeros(1, 3, 224, 224))
             maps = [
                 node
                 for node, value in outputs.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class LSTMState:
 
 
 StateT = TypeVar("StateT", bound=LSTMState)
+# The attention, the vector [B, K, H] that the word is predicted from, and the state after it.
+LSTMStep: TypeAlias = tuple[AttentionOutput, Tensor, LSTMState]
 
 
 class LSTMDecoder(Decoder):
@@ -152,13 +154,8 @@ class LSTMDecoder(Decoder):
             beta=pad("beta"),
         )
 
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
-        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates.
-
-        Between attention and state comes the vector that the word is predicted from.
-        """
+    def lstm_step(self, word_gates: Tensor, state: LSTMState, memory: Memory) -> LSTMStep:
+        """Attend and advance the LSTM; word_gates [B, K, 4H] is the word's share of its gates."""
         attended = self.attend(state.h, memory, state.position)
         state = self.advance(word_gates, state, attended.context)
         return attended, state.h, state

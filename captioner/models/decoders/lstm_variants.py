@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captioner.config import DecoderConfig
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import AttentionFactory
-from captioner.models.decoders.lstm import LSTMDecoder, LSTMState, init_gates, lstm_cell
+from captioner.models.decoders.lstm import LSTMDecoder, LSTMState, LSTMStep, init_gates, lstm_cell
 from captioner.types import AttentionOutput, Grid
 
 
@@ -42,9 +42,7 @@ class LuongDecoder(LSTMDecoder):
         shape = (*state.h.shape[:2], self.embedding.embedding_dim)
         return LuongState(h=state.h, c=state.c, attentional=state.h.new_zeros(shape))
 
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
+    def lstm_step(self, word_gates: Tensor, state: LSTMState, memory: Memory) -> LSTMStep:
         assert isinstance(state, LuongState)
         inputs = state.attentional if self.input_feeding else state.attentional[..., :0]
         state = self.advance(word_gates, state, inputs)
@@ -94,9 +92,7 @@ class TopDownDecoder(LSTMDecoder):
             mean_gates=self.mean_gates(mean).expand(-1, beams, -1),
         )
 
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
+    def lstm_step(self, word_gates: Tensor, state: LSTMState, memory: Memory) -> LSTMStep:
         assert isinstance(state, TopDownState)
         state = self.advance(word_gates + state.mean_gates, state, state.language_h)
         attended = self.attend(state.h, memory, state.position - 1)
@@ -129,9 +125,7 @@ class MeanDecoder(LSTMDecoder):
         state = self.advance(self.word_gates(image), LSTMState(h=zero, c=zero), zero[..., :0])
         return LSTMState(h=state.h.expand(-1, beams, -1), c=state.c.expand(-1, beams, -1))
 
-    def lstm_step(
-        self, word_gates: Tensor, state: LSTMState, memory: Memory
-    ) -> tuple[AttentionOutput, Tensor, LSTMState]:
+    def lstm_step(self, word_gates: Tensor, state: LSTMState, memory: Memory) -> LSTMStep:
         features, beams = memory.grid.features, state.h.shape[1]
         images, cells, _ = features.shape
         # at least float32, as of all attention: in half precision the map would not sum to 1

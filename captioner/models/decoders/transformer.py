@@ -65,10 +65,8 @@ class SelfAttention(nn.Module):
         Returns:
             [N, T, H], and the keys and values of all words.
         """
-        query, keys, values = (
-            split_heads(project(words), self.heads)
-            for project in (self.query, self.key, self.value)
-        )
+        projections = self.query, self.key, self.value
+        query, keys, values = (split_heads(each(words), self.heads) for each in projections)
         if earlier is not None:
             keys = torch.cat([earlier[0], keys], dim=2)
             values = torch.cat([earlier[1], values], dim=2)
