@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import os
@@ -10,6 +9,7 @@ import re
 import sys
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,7 @@ def caption_content(
     return content
 
 
-def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captioner:
+def load_captioner(model: str | Path, arguments: Namespace) -> Captioner:
     """Load a model, a bundled name or a folder, as the options of `add_device_options` say."""
     from captioner.captioner import Captioner
 
@@ -186,9 +186,7 @@ def load_captioner(model: str | Path, arguments: argparse.Namespace) -> Captione
     return captioner
 
 
-def attention_options(
-    arguments: argparse.Namespace, models: Sequence[Captioner]
-) -> list[dict[str, Any]]:
+def attention_options(arguments: Namespace, models: Sequence[Captioner]) -> list[dict[str, Any]]:
     """Return the arguments of hard attention for each model, none for those without it.
 
     Layers and heads that a model lacks are refused, and the arguments if no model takes them.

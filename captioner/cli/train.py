@@ -213,9 +213,8 @@ def parse_options(
     From here on, the log says as much as they choose.
     """
     sections: dict[str, Any] = {name: vars(settings) for name, settings in vars(recipe).items()}
-    parser.set_defaults(
-        {f"{name}.{key}": value for name, keys in sections.items() for key, value in keys.items()}
-    )
+    for name, values in sections.items():
+        parser.set_defaults({f"{name}.{key}": value for key, value in values.items()})
     try:
         if sentence := unknown_option(parser, options):
             raise ConfigError(sentence)

@@ -96,9 +96,8 @@ def _begin(
             f"train.output: {run} already holds a run or a model; add --resume to go on with the "
             "run, or name another folder"
         )
-    stack.enter_context(
-        locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
-    )
+    lock = locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
+    stack.enter_context(lock)
     clean_run_folder(run)
     return _whole_checkpoint(run) if resume else None, config.hard.reward
 
@@ -136,9 +135,8 @@ def _whole_checkpoint(run: Path) -> Path:
             shutil.rmtree(run / "last", ignore_errors=True)  # or it would become `previous`
             logger.warning(f"{damages[0]}; going on from {folder}, some steps earlier")
         return folder
-    raise CheckpointError(
-        f"{run}: neither last nor previous can be resumed from ({'; '.join(damages)})"
-    )
+    reasons = "; ".join(damages)
+    raise CheckpointError(f"{run}: neither last nor previous can be resumed from ({reasons})")
 
 
 def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> None:
@@ -187,13 +185,10 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     logger.info(f"fitting the calibrator of confidence on {count} photos, and on training photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
-        calibrator, _ = fit(
-            [
-                collect(captioner, name, members, setup.dataset.images)
-                for name, members in setup.validation.sources.items()
-            ],
-            collect_training(captioner, setup.dataset.images, count),
-        )
+        training = setup.dataset.images
+        sources = setup.validation.sources.items()
+        data = [collect(captioner, name, images, training) for name, images in sources]
+        calibrator, _ = fit(data, collect_training(captioner, training, count))
         add_files(best, {CALIBRATOR: calibrator.to_json()})
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")

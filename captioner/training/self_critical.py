@@ -61,9 +61,7 @@ class SelfCriticalTask(TrainingTask):
         cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
     ) -> SelfCriticalTask:
         split = vocabulary.tokenizer.split
-        references = [
-            [[*split(caption), END] for caption in image.captions] for image in images.training
-        ]
+        references = [[[*split(text), END] for text in image.captions] for image in images.training]
         max_words = config.data.max_words or config.decoding.max_words
         return cls(model, CiderD(references), vocabulary, config.self_critical, max_words=max_words)
 
