@@ -69,7 +69,6 @@ def test_its_maps_sum_to_one_and_move(captioner: Captioner, photo: Path) -> None
     assert caption.maps.shape[0] == count
     assert min(caption.maps.shape[1:]) >= 7
     np.testing.assert_allclose(caption.maps.sum((1, 2)), 1, atol=1e-4)
-    assert caption.beta is not None
     assert ((caption.beta >= 0) & (caption.beta <= 1)).all()
     flat = caption.maps.reshape(count, -1)
     entropy = -(flat * np.log(flat.clip(1e-12))).sum(1) / np.log(flat.shape[1])
@@ -80,7 +79,6 @@ def test_its_maps_sum_to_one_and_move(captioner: Captioner, photo: Path) -> None
 def test_it_prefers_a_right_caption_to_a_wrong_one(captioner: Captioner, photo: Path) -> None:
     def log_prob(text: str) -> float:
         scored = captioner.score(photo, text)
-        assert scored.end_log_prob is not None
         return float(scored.log_probs.sum()) + scored.end_log_prob
 
     assert log_prob("a man in a uniform") > log_prob("a dog in the snow")
@@ -93,8 +91,6 @@ def test_hard_attention_takes_one_cell_a_word_and_moves_between_words(
     if name == "soft":
         assert caption.cells is None
         return
-    assert caption.cells is not None
-    assert caption.paths is not None
     np.testing.assert_array_equal(
         caption.cells, caption.maps.reshape(len(caption.words), -1).argmax(1)
     )

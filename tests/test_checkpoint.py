@@ -18,11 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from captioner import checkpoint
-from captioner.checkpoint import (
-    file_sums,
-    load_model,
-    verify,
-)
+from captioner.checkpoint import file_sums, load_model, verify
 from captioner.checkpoint_writer import add_files, read_extra_files, save_model, write_manifest
 from captioner.config import ModelConfig
 from captioner.data.tokenizers import CharacterTokenizer

@@ -154,7 +154,6 @@ def test_a_search_in_graphs_finds_what_one_word_after_the_other_does(
             for ours, theirs in zip(found, expected, strict=True):
                 assert [h.tokens for h in ours] == [h.tokens for h in theirs]
                 assert ours[0].score == pytest.approx(theirs[0].score, rel=1e-4)
-    assert graphs is not None
     assert graphs.graphs
     assert "one by one" not in capsys.readouterr().err, "nothing fell back"
 

@@ -90,7 +90,6 @@ def test_an_attention_mechanism_is_added_as_its_page_says(tmp_path: Path) -> Non
     bundled = shutil.ignore_patterns("bundled", "__pycache__")
     shutil.copytree(REPOSITORY / "captioner", tmp_path / "captioner", ignore=bundled)
     place = re.search(r"\*\*1\.\*\* The file `(.*)`", page)
-    assert place is not None
     (tmp_path / place[1]).write_text(file, encoding="utf-8")
     registry = tmp_path / "captioner/registry.py"
     before = registry.read_text(encoding="utf-8")

@@ -113,7 +113,6 @@ def test_a_lock_keeps_another_process_out_until_it_ends_in_any_way(tmp_path: Pat
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as other:
-            assert other.stdout is not None
             assert other.stdout.readline() == "locked\n"
             with pytest.raises(BlockingIOError), locked(path, wait=False):
                 pass

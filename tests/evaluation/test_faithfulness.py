@@ -84,7 +84,6 @@ def test_deletion_takes_the_most_attended_fifth_and_a_random_one_as_control() ->
     losses = AttentionMeasure(decoder)(grid, CAPTIONS)
 
     def lost(tokens: list[int], cells: list[int]) -> np.ndarray:
-        assert grid.local is not None
         features, local = grid.features.clone(), grid.local.clone()
         features[0, cells], local[0, cells] = features[0].mean(0), local[0].mean(0)
         changed = force_decode_one(decoder, Grid(features, 2, 4, local), tokens)

@@ -36,7 +36,6 @@ def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens:
         if gate == "none":
             assert found.beta is None
         else:
-            assert found.beta is not None
             assert found.beta[step] == pytest.approx(attended.beta.item(), abs=1e-6)
     assert found.score == pytest.approx(total, abs=1e-4)
     assert found.tokens == tokens

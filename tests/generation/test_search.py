@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.errors import CheckpointError
 from captioner.generation import Hypothesis, SearchOptions, search
-from captioner.models.attention.attention import (
-    Attention,
-    Memory,
-)
+from captioner.models.attention.attention import Attention, Memory
 from captioner.models.decoders.base import Decoder
 from captioner.models.decoders.lstm import LSTMDecoder
 from captioner.types import Geometry, Grid

@@ -56,7 +56,6 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
     score_name: Any, heads: int, context_dim: int | None
 ) -> None:
     grid = random_grid()
-    assert grid.local is not None
     query = torch.randn(B, K, H, dtype=torch.double, generator=torch.Generator().manual_seed(4))
     for window, select in product(["global", "local_p", "local_m"], ["soft", "hard"]):
         config = AttentionConfig(
@@ -95,7 +94,6 @@ def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     model = loud(build_model(config, V))
     image = torch.rand(2, 3, 64, 64, dtype=torch.double)
     grid = model.encoder(image)
-    assert grid.local is not None
     assert not torch.allclose(grid.features, grid.local)
     mixed = model.encoder.self_attention(grid.local, grid.height, grid.width)
     assert torch.equal(mixed, grid.features)

@@ -170,5 +170,4 @@ def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cell
     assert float(metric) == pytest.approx(sum(lost) / 10, rel=1e-12)
     loss.backward()
     assert own.logits.grad is None
-    assert other.logits.grad is not None
     assert other.logits.grad.abs().sum() > 0

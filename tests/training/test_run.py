@@ -233,9 +233,7 @@ def test_a_run_ends_with_the_calibrator_of_its_best_model(
     assert len(scores) == 2
     assert calibrator_of("all wrong", 24) is None, "which loses nothing else"
     assert "all wrong/best: without a calibrator (0 of 24 captions" in capsys.readouterr().err
-    fitted = calibrator_of("fitted", 24)
-    assert fitted is not None
-    assert fitted.fitted_on == "table (24 photos)"
+    assert calibrator_of("fitted", 24).fitted_on == "table (24 photos)"
 
 
 def test_the_best_length_penalty_of_validation_is_written_into_the_model(
@@ -248,7 +246,6 @@ def test_the_best_length_penalty_of_validation_is_written_into_the_model(
 
     def validated(*arguments: Any, decoding: DecodingConfig, **named: Any) -> Validation:
         found = validate(*arguments, decoding=decoding, **named)
-        assert decoding.length_penalty is not None
         tried.append(decoding.length_penalty)
         return replace(found, figures={"CIDEr": score_of[decoding.length_penalty]})
 

@@ -80,7 +80,6 @@ def test_settings_without_effect_are_reported(
 
 def test_training_photos_are_augmented_and_validation_photos_are_not(own_table: Path) -> None:
     setup = ready(own_table)
-    assert setup.dataset.transform.augmentation is not None
     assert setup.dataset.transform.augmentation.flip == 0.5
     assert setup.validation.transform.augmentation is None
 
@@ -191,7 +190,6 @@ def test_the_cache_holds_features_of_the_weights_started_from(
     save_model(tmp_path / "changed", model, config, vocabulary, card="#")
     cache = {"data__cache": str(tmp_path / "cache")}
     found = prepare(starting_from(tmp_path / "changed", table, tmp_path, **cache), CPU).validation
-    assert found.cache is not None
     photo = found.transform(open_image(found.images[0].path))[0]
     seen = model.encoder.eval().frozen_features(photo.unsqueeze(0))[0]
     torch.testing.assert_close(found.cache.read(0, 0).float(), seen, rtol=2e-3, atol=2e-3)

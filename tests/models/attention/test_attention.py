@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig
-from captioner.models.attention.attention import (
-    Attention,
-    SoftSelect,
-)
+from captioner.models.attention.attention import Attention, SoftSelect
 from captioner.runtime.draws import child_seeds
 from captioner.types import Grid
 
@@ -77,7 +74,6 @@ def test_every_head_of_hard_attention_samples_a_cell_of_its_own(heads: int) -> N
     grid, query = wide_grid(), random_query()
     attended = attention(query, attention.prepare(grid), 0)
     maps = torch.softmax(attention.score(query, attention.score.keys(grid.features)), -1)
-    assert attended.cells is not None
     assert attended.cells.shape == ((B, K) if heads == 1 else (B, K, heads))
     cells = attended.cells.reshape(B, K, heads)
     for b, k in product(range(B), range(K)):
@@ -113,16 +109,11 @@ def test_cells_drawn_by_seed_are_independent_among_heads_and_words() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_photo_of_the_expectation_is_one_for_all_its_words_and_heads(heads: int) -> None:
-    attention, soft = (
-        multi_head(heads, select="hard", semi_sampling=0.5),
-        multi_head(heads),
-    )
+    attention, soft = multi_head(heads, select="hard", semi_sampling=0.5), multi_head(heads)
     grid, query = replace(wide_grid(), seeds=2 * torch.arange(B)), random_query()
     memory = attention.train().prepare(grid)
-    assert memory.use_expectation is not None
     assert 0 < memory.use_expectation.sum() < B, "both kinds of photo are needed here"
     again = memory.select(torch.tensor([2, 2, 0, 1]))
-    assert again.use_expectation is not None
     assert again.use_expectation.tolist() == memory.use_expectation[[2, 2, 0, 1]].tolist()
     attended = attention(query, memory, 0)
     expected = soft(query, soft.prepare(grid), 0)

@@ -53,5 +53,4 @@ def test_keys_are_smoothed_and_values_are_not(select: Any, heads: int) -> None:
     assert not torch.allclose(memory.keys, unsmoothed.prepare(grid).keys)
     assert torch.equal(memory.grid.features, grid.features)
     if heads > 1:
-        assert memory.values is not None
         assert torch.equal(memory.values, unsmoothed.prepare(grid).values)

@@ -16,9 +16,7 @@ from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
 from captioner.generation import SearchOptions, search
-from captioner.models.attention.attention import (
-    Attention,
-)
+from captioner.models.attention.attention import Attention
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
 
@@ -86,7 +84,6 @@ def torchs_own(decoder: TransformerDecoder, *, pre_norm: bool) -> nn.Transformer
         for number, norm_of_part in enumerate((target.norm1, target.norm2, target.norm3)):
             norm_of_part.load_state_dict(own.norms[number].state_dict())
     if pre_norm:
-        assert theirs.norm is not None
         theirs.norm.load_state_dict(decoder.norm.state_dict())
     return theirs
 
@@ -142,7 +139,6 @@ def test_the_output_has_the_maps_of_all_layers_and_heads(layers: int, grid_heads
     if layers == grid_heads == 1:
         assert attended.heads is None
         return
-    assert attended.heads is not None
     assert attended.heads.shape == (3, 2, layers, grid_heads, L)
     for number, one in enumerate(own):
         torch.testing.assert_close(attended.heads[:, :, number].mean(2), one.weights)
