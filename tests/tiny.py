@@ -122,6 +122,14 @@ def log_entries(run: Path, *kinds: str) -> list[dict[str, Any]]:
     ]
 
 
+def assert_same_run(run: Path, whole: Path, *kinds: str) -> None:
+    """Entries of these kinds and weights are those of the other run, bit for bit."""
+    assert log_entries(run, *kinds) == log_entries(whole, *kinds)
+    for folder in ("last", "best"):
+        ours, theirs = ((r / folder / "model.safetensors").read_bytes() for r in (run, whole))
+        assert ours == theirs, f"the weights in {folder} differ"
+
+
 NO_DROPOUT: dict[str, Any] = {
     "decoder__dropout": 0.0, "decoder__embed_dropout": 0.0, "encoder__dropout": 0.0
 }  # fmt: skip

@@ -328,11 +328,10 @@ def test_decoration_and_labelled_images_are_left_alone(
 @pytest.mark.parametrize(
     "tag",
     [
-        *(
-            '<img src="data:image/gif;base64,R0" data-src="a.jpg">',
-            '<img srcset="a.jpg 1x, b.jpg">',
-        ),
-        *('<img src="x.gif" data-original="a.jpg">', '<img src="data:," data-srcset="a.jpg 1x">'),
+        '<img src="data:image/gif;base64,R0" data-src="a.jpg">',
+        '<img srcset="a.jpg 1x, b.jpg">',
+        '<img src="x.gif" data-original="a.jpg">',
+        '<img src="data:," data-srcset="a.jpg 1x">',
     ],
 )
 def test_an_image_without_a_plain_src_is_found(tmp_path: Path, tag: str) -> None:

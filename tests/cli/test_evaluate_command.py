@@ -127,10 +127,8 @@ def test_results_hold_grounding_and_statistics_too(
     assert found["intervals"].keys() == {n for n, v in found["metrics"].items() if v is not None}
     assert "bad ending rate" in outcome.stdout
     attention = found["attention"]
-    assert set(attention) == {
-        *("frozen", "random_cell", "uniform"),
-        *("deleted_in_grid", "cell_changes"),
-    }
+    names = {"frozen", "random_cell", "uniform", "deleted_in_grid", "cell_changes"}
+    assert set(attention) == names
     for name, entry in attention.items():
         low, high = entry["interval"]
         assert low <= entry["value"] <= high

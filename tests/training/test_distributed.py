@@ -24,12 +24,7 @@ from captioner.config import to_yaml
 from captioner.data.dataset import CaptionBatches, EncodedCaptions
 
 # Dropout draws by process, so that equality between numbers of processes needs it to be 0.
-STILL = {
-    "decoder__dropout": 0.0,
-    "decoder__embed_dropout": 0.0,
-    "encoder__dropout": 0.0,
-    "train__checkpoint_every": 0,
-}
+STILL = {**tiny.NO_DROPOUT, "train__checkpoint_every": 0}
 HARD = {"attention__select": "hard"}
 RunOf = Callable[[str, int], Path]
 RECIPES: dict[str, dict[str, Any]] = {
@@ -229,14 +224,6 @@ def whole(programs: Programs, table: Path, tmp_path_factory: pytest.TempPathFact
     return folder / "whole"
 
 
-def assert_same(run: Path, whole: Path) -> None:
-    """Losses and weights are those of the other run, bit for bit."""
-    assert tiny.log_entries(run, "train") == tiny.log_entries(whole, "train")
-    for folder in ("last", "best"):
-        ours, theirs = ((r / folder / "model.safetensors").read_bytes() for r in (run, whole))
-        assert ours == theirs, folder
-
-
 @pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     programs: Programs, table: Path, whole: Path, tmp_path: Path
@@ -254,7 +241,7 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(
     assert 4 < done < len(tiny.log_entries(whole, "train"))
     resumed = finish(start_recipe(programs, tmp_path / "run.yaml", "--resume"))
     assert not any("Traceback" in result.stderr for result in [*results, *resumed])
-    assert_same(tmp_path / "run", whole)
+    tiny.assert_same_run(tmp_path / "run", whole, "train")
 
 
 @pytest.mark.slow
@@ -282,4 +269,4 @@ def test_a_run_whose_processes_are_killed_ends_bit_for_bit_as_one_that_was_not(
         running.kill()
     assert running.returncode == 0, (tmp_path / "said").read_text()
     assert killed == 3
-    assert_same(tmp_path / "killed", whole)
+    tiny.assert_same_run(tmp_path / "killed", whole, "train")

@@ -45,10 +45,6 @@ def test_an_interrupt_leaves_no_worker_that_a_script_would_wait_for(
     assert not multiprocessing.active_children()
 
 
-def weights(run: Path, folder: str = "last") -> bytes:
-    return (run / folder / "model.safetensors").read_bytes()
-
-
 @pytest.fixture(scope="session")
 def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupted: two epochs of five batches, three steps each."""
@@ -99,9 +95,7 @@ def test_a_run_that_was_cut_anywhere_ends_bit_for_bit_as_one_that_was_not(
     train_until(monkeypatch, name, call, error, tiny.recipe(table, run))
     torch.manual_seed(99)
     train(tiny.recipe(table, run), resume=(run / "last").exists())
-    assert tiny.log_entries(run) == tiny.log_entries(whole)
-    assert weights(run) == weights(whole)
-    assert weights(run, "best") == weights(whole, "best")
+    tiny.assert_same_run(run, whole)
 
 
 def test_a_validation_s_record_survives_a_kill_before_it_is_written(
@@ -122,8 +116,7 @@ def test_a_validation_s_record_survives_a_kill_before_it_is_written(
     assert not tiny.log_entries(run, "validation")
     for _ in range(2):  # resumed again when it has ended, it writes nothing twice
         train(tiny.recipe(table, run), resume=True)
-        assert tiny.log_entries(run) == tiny.log_entries(whole)
-        assert weights(run) == weights(whole)
+        tiny.assert_same_run(run, whole)
     validated = tiny.log_entries(run, "validation")
     assert [(e["epoch"], e["step"]) for e in validated] == [(0, 3), (1, 6)]
 
@@ -137,8 +130,7 @@ def test_a_finished_run_resumed_ends_at_once(
     assert train(tiny.recipe(table, run, optim__lr=0.5), resume=True) == run / "best"
     assert "this run has ended after epoch 2" in capsys.readouterr().err
     assert (run / "config.yaml").read_text() == trained, "not with settings that trained nothing"
-    assert tiny.log_entries(run) == tiny.log_entries(whole)
-    assert weights(run) == weights(whole)
+    tiny.assert_same_run(run, whole)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +153,7 @@ def test_other_recipes_resume_exactly_too(
         monkeypatch, "learning_rate_factor", 6, Interrupted, tiny.recipe(table, runs[1], **changed)
     )
     train(tiny.recipe(table, runs[1], **changed), resume=True)
-    assert tiny.log_entries(runs[1]) == tiny.log_entries(runs[0])
-    assert weights(runs[1]) == weights(runs[0])
+    tiny.assert_same_run(runs[1], runs[0])
 
 
 def test_a_changed_learning_rate_takes_effect_and_is_reported(
@@ -184,10 +175,11 @@ def test_a_changed_learning_rate_takes_effect_and_is_reported(
 def test_a_change_that_does_not_fit_is_refused_by_name_and_harms_nothing(
     whole: Path, table: Path, key: str
 ) -> None:
-    before = weights(whole), (whole / "config.yaml").read_bytes()
+    files = [whole / "last" / "model.safetensors", whole / "config.yaml"]
+    before = [file.read_bytes() for file in files]
     with pytest.raises(CaptionerError, match=f"^{key.replace('__', '.')}: not the same as when"):
         train(tiny.recipe(table, whole, **{key: 3}), resume=True)
-    assert (weights(whole), (whole / "config.yaml").read_bytes()) == before
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_there_is_nothing_to_resume_before_the_first_checkpoint(
