@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import tiny
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tiny import sentence
 
 from captioner import checkpoint
 from captioner.checkpoint import file_sums, load_model, verify
@@ -46,14 +47,6 @@ def change(model: CaptionModel, by: float) -> None:
     with torch.no_grad():
         for value in model.state_dict().values():
             value.add_(by if value.is_floating_point() else 1)
-
-
-def sentence(action: Callable[[], object]) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def reseal(folder: Path) -> None:
@@ -146,10 +139,10 @@ def test_a_flipped_bit_is_noticed_and_its_file_named(saved: Path, name: str, whe
     content = bytearray(path.read_bytes())
     content[int(where * len(content))] ^= 4
     path.write_bytes(content)
-    message = sentence(lambda: load_model(saved))
+    message = sentence(CheckpointError, load_model, saved)
     assert str(path) in message
     assert "damaged" in message
-    sentence(lambda: verify(saved, needs_state=True))
+    sentence(CheckpointError, verify, saved, needs_state=True)
 
 
 @pytest.mark.parametrize("name", VERIFIED)
@@ -158,19 +151,19 @@ def test_a_missing_or_cut_file_is_noticed_and_named(saved: Path, name: str) -> N
     content = path.read_bytes()
     for damage in (lambda: path.write_bytes(content[:-1]), lambda: path.write_bytes(b"")):
         damage()
-        assert str(path) in sentence(lambda: load_model(saved))
+        assert str(path) in sentence(CheckpointError, load_model, saved)
     path.unlink()
-    message = sentence(lambda: load_model(saved))
+    message = sentence(CheckpointError, load_model, saved)
     assert str(path) in message
     assert "No such file" in message
     path.mkdir()
-    assert str(path) in sentence(lambda: load_model(saved))
+    assert str(path) in sentence(CheckpointError, load_model, saved)
 
 
 def test_a_missing_manifest_or_folder_is_said_so(saved: Path) -> None:
     (saved / "manifest.json").unlink()
     for folder in (saved, saved / "no such folder", saved / "config.yaml"):
-        message = sentence(lambda: load_model(folder))  # noqa: B023
+        message = sentence(CheckpointError, load_model, folder)
         assert str(folder) in message
         assert "manifest.json" in message
 
@@ -194,7 +187,7 @@ def test_a_folder_of_another_version_is_one_sentence_that_names_it(
 ) -> None:
     (saved / name).write_text(content)
     reseal(saved)
-    assert str(saved) in sentence(lambda: load_model(saved))
+    assert str(saved) in sentence(CheckpointError, load_model, saved)
 
 
 def value(folder: Path) -> float:
@@ -260,7 +253,7 @@ def test_the_checkpoint_before_is_kept(run: Path) -> None:
     for name, step in (("last", 2), ("previous", 1)):
         verify(run / name, needs_state=True)
         assert load_training_state(run / name)["step"] == step
-    assert "RUN/last" in sentence(lambda: load_model(checkpoint.model_folder(run)))
+    assert "RUN/last" in sentence(CheckpointError, load_model, checkpoint.model_folder(run))
 
 
 def test_code_in_a_training_state_is_not_run(run: Path) -> None:
@@ -270,7 +263,7 @@ def test_code_in_a_training_state_is_not_run(run: Path) -> None:
 
     torch.save({"step": Bomb()}, run / "last" / "training_state.pt")
     reseal(run / "last")
-    assert "training_state.pt" in sentence(lambda: load_training_state(run / "last"))
+    assert "training_state.pt" in sentence(CheckpointError, load_training_state, run / "last")
     assert not (run / "code ran").exists()
 
 
@@ -290,7 +283,7 @@ def test_names_that_are_no_file_of_the_folder_are_refused(saved: Path, name: str
     manifest = json.loads((saved / "manifest.json").read_text())
     manifest["sha256"][name] = "0" * 64
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    assert str(saved) in sentence(lambda: load_model(saved))
+    assert str(saved) in sentence(CheckpointError, load_model, saved)
 
 
 def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(saved: Path) -> None:
@@ -299,7 +292,7 @@ def test_a_manifest_of_before_has_no_version_and_one_of_the_future_is_refused(sa
     (saved / "manifest.json").write_text(json.dumps(manifest))
     load_model(saved)
     (saved / "manifest.json").write_text(json.dumps({"format": 2, **manifest}))
-    assert "update captioner" in sentence(lambda: load_model(saved))
+    assert "update captioner" in sentence(CheckpointError, load_model, saved)
 
 
 def test_the_tokenizer_is_saved_with_the_model_and_words_needs_no_file(
@@ -327,7 +320,7 @@ def test_further_files_are_carried_and_verified(tmp_path: Path, parts: Parts) ->
     load_model(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     (folder / "more.bin").write_bytes(b"\1")
-    assert "more.bin" in sentence(lambda: load_model(folder))
+    assert "more.bin" in sentence(CheckpointError, load_model, folder)
 
 
 def test_a_killed_replacement_is_undone_or_finished(tmp_path: Path, parts: Parts) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from PIL import Image, ImageDraw
 
 from captioner.config import (
@@ -31,6 +34,20 @@ if TYPE_CHECKING:
     from captioner.models.model import CaptionModel
 
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
+
+
+def sentence(
+    error: type[Exception], action: Callable[..., object], *given: Any, **more: Any
+) -> str:
+    """The message of the error that an action ends with, if it is one sentence for a user."""
+    with pytest.raises(error) as caught:
+        action(*given, **more)
+    message = str(caught.value)
+    for inner in ("\n", "functools", "object at 0x", "Traceback", "argument after **"):
+        assert inner not in message
+    assert 10 < len(message) < 500
+    assert not message.endswith(".")
+    return message
 
 
 def read_split(*, split: str, val_share: float = VAL_SHARE, **data: Any) -> Split:
@@ -95,6 +112,12 @@ def photo(number: int, width: int = 60, height: int = 48) -> tuple[Image.Image, 
     if number % 3 == 0:
         captions[1] = f"the {colours[ink]} {shape}"
     return Image.fromarray(pixels), captions
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
 
 
 def draw_table(folder: Path, *, train: int = 12, val: int = 3, test: int = 3) -> Path:

@@ -36,6 +36,4 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
 
 
 def png(number: int) -> bytes:
-    file = io.BytesIO()
-    tiny.photo(number)[0].save(file, "PNG")
-    return file.getvalue()
+    return tiny.encoded(tiny.photo(number)[0], "PNG")

@@ -127,12 +127,9 @@ def test_unusable_settings_are_refused_with_their_key_and_the_accepted_values(
 ) -> None:
     small_model(**FAMILY)
     key = next(iter(changes)).replace("__", ".")
-    with pytest.raises(ConfigError) as caught:
-        small_model(**{**FAMILY, **changes})
-    message = str(caught.value)
+    message = tiny.sentence(ConfigError, small_model, **{**FAMILY, **changes})
     assert message.startswith(f"{key}: ")
     assert accepted in message
-    assert "\n" not in message
 
 
 def test_counting_the_cells_of_a_grid_leaves_the_backbone_as_it_was() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +16,7 @@ from serving_tools import started
 
 from captioner.serving.app import create_app
 
-
-def photo() -> bytes:
-    file = io.BytesIO()
-    tiny.photo(1)[0].save(file, format="JPEG")
-    return file.getvalue()
-
-
-PHOTO = photo()
+PHOTO = tiny.encoded(tiny.photo(1)[0], "JPEG")
 CUT_SHORT = st.integers(0, len(PHOTO)).map(lambda length: PHOTO[:length])
 schemathesis.openapi.format(
     "binary", st.one_of(st.just(PHOTO), st.just(PHOTO), CUT_SHORT, st.binary(max_size=2000))

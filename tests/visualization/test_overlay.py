@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny
 from photos import noise
 from PIL import Image, ImageColor, ImageDraw
 
@@ -70,10 +70,10 @@ def test_heat_lies_on_the_pixels_that_the_network_read(
     elif kind == "portrait":
         photo = photo_with_spot(360, 600, 140, 350)
     else:
-        file, exif = io.BytesIO(), Image.Exif()
+        exif = Image.Exif()
         exif[0x0112] = 6  # stored on its side: turn clockwise by a quarter to see it upright
-        photo_with_spot(640, 400, 420, 170).save(file, format="JPEG", quality=95, exif=exif)
-        photo = open_image(file.getvalue())
+        stored = photo_with_spot(640, 400, 420, 170)
+        photo = open_image(tiny.encoded(stored, "JPEG", quality=95, exif=exif))
         assert photo.size == (400, 640)
     spot = centre_of(np.asarray(photo.convert("L")) > 127)
     transform = ImageTransform(

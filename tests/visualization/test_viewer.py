@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 from chromium import Watched, until
 from photos import detailed_photo
 from PIL import Image
@@ -43,9 +44,7 @@ WORDS = ["two", "dogs", "<b>play</b>"]
 
 @cache
 def photo_as_png():
-    file = io.BytesIO()
-    detailed_photo(640, 480).save(file, format="PNG", compress_level=1)
-    return file.getvalue()
+    return tiny.encoded(detailed_photo(640, 480), "PNG", compress_level=1)
 
 
 @pytest.fixture

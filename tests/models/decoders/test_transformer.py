@@ -8,6 +8,7 @@ from typing import Any
 
 import plain
 import pytest
+import tiny
 import torch
 from forced import force_decode_one
 from torch import Tensor, nn
@@ -185,9 +186,7 @@ def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
         lambda: force_decode_one(decoder, grid, [4, 5, 6, 7]),
         lambda: search(decoder, grid, SearchOptions(beam_size=2, max_words=5)),
     ):
-        with pytest.raises(ConfigError) as caught:
-            too_long()
-        assert str(caught.value) == (
+        assert tiny.sentence(ConfigError, too_long) == (
             "decoder.max_positions: this model has 4 learned positions, so its captions cannot be "
             "longer; lower max_words"
         )

@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from tiny import sentence
 from torch import nn
 from torchvision import models
 
@@ -33,16 +34,6 @@ def network_of(name: str) -> nn.Module:
     if name == "efficientnet_lite2":
         return timm.create_model("tf_efficientnet_lite2")
     return models.get_model(name)
-
-
-def sentence(caught: pytest.ExceptionInfo[CaptionerError]) -> str:
-    """The error's message, if it is one sentence for a user."""
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "Traceback" not in message
-    assert 20 < len(message) < 500
-    assert not message.endswith(".")
-    return message
 
 
 LAYOUTS = {
@@ -92,9 +83,8 @@ def test_a_wrong_file_is_named_in_one_sentence(suffix: str, kind: str, tmp_path:
         path.write_bytes(pickle.dumps(Path("x")))
     else:
         path.write_bytes(b"<html>not found</html>" * 9)
-    with pytest.raises(WeightsError) as caught:
-        build_backbone("efficientnet_lite2", weights=str(path))
-    assert str(path) in sentence(caught)
+    given = {"weights": str(path)}
+    assert str(path) in sentence(WeightsError, build_backbone, "efficientnet_lite2", **given)
 
 
 def test_offline_one_sentence_names_the_file_to_supply(
@@ -109,9 +99,7 @@ def test_offline_one_sentence_names_the_file_to_supply(
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_url", refuse)
     url = models.ResNet50_Weights.DEFAULT.url
     for name, file in (("resnet50", url), ("timm/resnet18", "timm/resnet18.")):
-        with pytest.raises(WeightsError) as caught:
-            build_backbone(name, weights="default")
-        message = sentence(caught)
+        message = sentence(WeightsError, build_backbone, name, weights="default")
         assert file in message
         assert "encoder.weights" in message
 
@@ -136,9 +124,8 @@ KNOWN = "efficientnet_lite2, vgg19, resnet50, resnet101, resnet152"
 def test_what_there_is_not_is_refused_with_what_there_is(
     name: str, options: dict[str, Any], facts: list[str]
 ) -> None:
-    with torch.device("meta"), pytest.raises(ConfigError) as caught:
-        build_backbone(name, **{"weights": "none", **options})
-    message = sentence(caught)
+    with torch.device("meta"):
+        message = sentence(ConfigError, build_backbone, name, **{"weights": "none", **options})
     assert message.startswith(facts[0])
     assert [fact for fact in facts if fact not in message] == []
 
