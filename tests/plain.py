@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,14 @@ def grid(photos: int, rows: int, columns: int, dim: int, *, seed: int = 1) -> Gr
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(photos, rows * columns, dim, dtype=torch.double, generator=generator)
     return Grid(features, rows, columns)
+
+
+@torch.no_grad()
+def loud(module: Any) -> Any:
+    """In float64 and in eval mode, far from its first weights."""
+    for parameter in module.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
 
 
 def dot(a: Vector, b: Vector) -> float:

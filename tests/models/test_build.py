@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from captioner.config import (
-    AttentionConfig,
-    DecoderConfig,
-    DecodingConfig,
-    EncoderConfig,
-    ModelConfig,
-    PreprocessConfig,
-)
+from captioner.config import ModelConfig
 from captioner.config.settings import LossConfig
 from captioner.data.batch import Batch
 from captioner.errors import ConfigError
@@ -31,18 +25,10 @@ V = 12
 
 
 def small_config(**changes: Any) -> ModelConfig:
-    """`section__key=value` changes one setting."""
-    config = ModelConfig(
-        preprocess=PreprocessConfig(height_px=64, width_px=96),
-        encoder=EncoderConfig("timm/test_resnet", weights="none", project_dim=8),
-        attention=AttentionConfig(dim=6),
-        decoder=DecoderConfig(hidden_dim=7, embed_dim=5),
-        decoding=DecodingConfig(),
-    )
-    for name, value in changes.items():
-        section, key = name.split("__")
-        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
-    return config
+    small = {"preprocess__width_px": 96, "encoder__project_dim": 8, "attention__dim": 6}
+    small |= {"decoder__hidden_dim": 7, "decoder__embed_dim": 5}
+    recipe = tiny.recipe(Path(), Path(), **{**small, **changes})
+    return ModelConfig(**{field.name: getattr(recipe, field.name) for field in fields(ModelConfig)})
 
 
 def small_model(**changes: Any) -> CaptionModel:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
+from plain import loud
 
-from captioner.config import (
-    AttentionConfig,
-    DecoderConfig,
-    EncoderConfig,
-    ModelConfig,
-    PreprocessConfig,
-)
+from captioner.config import AttentionConfig, DecoderConfig
 from captioner.models.attention.attention import Attention
 from captioner.models.build import build_decoder, build_model
 from captioner.models.decoders.base import Decoder
@@ -31,13 +28,6 @@ def random_grid(local: bool = True) -> Grid:
     generator = torch.Generator().manual_seed(1)
     features, other = torch.randn(2, B, L, D, dtype=torch.double, generator=generator)
     return Grid(features, ROWS, COLUMNS, local=other if local else None)
-
-
-def loud(module: Any) -> Any:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
 
 
 def random_decoder(kind: Any, **attention: Any) -> Decoder:
@@ -78,18 +68,8 @@ def test_contexts_are_mixed_of_local_cells_by_the_maps_of_the_contextual_ones(
 
 @torch.no_grad()
 def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
-    config = ModelConfig(
-        preprocess=PreprocessConfig(height_px=64, width_px=64),
-        encoder=EncoderConfig(
-            "timm/test_resnet",
-            weights="none",
-            project_dim=16,
-            self_attention_layers=1,
-            self_attention_heads=2,
-        ),
-        attention=AttentionConfig(dim=8, values="local"),
-        decoder=DecoderConfig(hidden_dim=16, embed_dim=16),
-    )
+    layer = {"encoder__self_attention_layers": 1, "encoder__self_attention_heads": 2}
+    config = tiny.recipe(Path(), Path(), attention__values="local", **layer)
     torch.manual_seed(0)
     model = loud(build_model(config, V))
     image = torch.rand(2, 3, 64, 64, dtype=torch.double)

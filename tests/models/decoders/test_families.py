@@ -30,7 +30,7 @@ KINDS = [*product(["lstm", "luong", "top_down", "transformer"], SCORES), ("mean"
 
 
 def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:
-    """In float64 and in eval mode, loud enough that words and maps differ."""
+    """Loud enough that words and maps differ."""
     torch.manual_seed(0)
     config = DecoderConfig(
         kind=kind,
@@ -42,10 +42,7 @@ def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:
         feedforward_dim=16,
     )
     decoder = build_decoder(config, attention, feature_dim=D, vocabulary_size=V, cells=L)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return decoder.double().eval()
+    return plain.loud(decoder)
 
 
 def random_grid() -> Grid:

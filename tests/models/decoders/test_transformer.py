@@ -33,20 +33,14 @@ def random_decoder(
     select: str = "soft",
     **settings: Any,
 ) -> TransformerDecoder:
-    """In float64, in eval mode, far from its first weights."""
     torch.manual_seed(0)
-
     attention = AttentionConfig(
         "scaled_dot", dim=H, heads=grid_heads, select=select, semi_sampling=0.0
     )
     attend = partial(Attention, attention, query_dim=H, feature_dim=dim)
     shape = {"hidden_dim": H, "heads": HEADS, "feedforward_dim": F, "layers": layers}
     config = DecoderConfig(**{"dropout": 0.1, **shape, **settings})
-    decoder = TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=dim)
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return decoder.double().eval()
+    return plain.loud(TransformerDecoder(config, attend, vocabulary_size=V, feature_dim=dim))
 
 
 def random_grid(photos: int = 3, dim: int = D) -> Grid:
