@@ -114,6 +114,10 @@ def photo(number: int, width: int = 60, height: int = 48) -> tuple[Image.Image, 
     return Image.fromarray(pixels), captions
 
 
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
 def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **options)

@@ -18,6 +18,10 @@ CAPTIONS = {number: tiny.photo(number)[1] for number in range(PHOTOS)}
 SPLITS = ["train"] * 8 + ["val"] * 2 + ["test"] * 2
 
 
+def numbers_of(split: str) -> list[int]:
+    return [number for number in range(PHOTOS) if SPLITS[number] == split]
+
+
 def sentence(**data: object) -> str:
     """The message of the DataError that reading ends with."""
     return tiny.sentence(DataError, tiny.read_split, **{"split": "train", **data})
@@ -59,7 +63,7 @@ def flickr8k(root: Path, photos: str = "Flicker8k_Dataset", text: str = "") -> N
     ]
     write(root / text / "Flickr8k.token.txt", "\n".join(numbered) + "\n")
     for split, ours in (("train", "train"), ("dev", "val"), ("test", "test")):
-        names = [f"{n:02d}.jpg\n" for n in range(PHOTOS) if SPLITS[n] == ours]
+        names = [f"{n:02d}.jpg\n" for n in numbers_of(ours)]
         write(root / text / f"Flickr_8k.{split}Images.txt", "".join(names))
 
 
@@ -182,7 +186,7 @@ def imagefolder_csv(root: Path) -> None:
 def blip(root: Path) -> None:
     draw(root / "images" / "val2014", "COCO_val2014_{:012d}.jpg")
     for split in ("train", "val", "test"):
-        numbers = [n for n in range(PHOTOS) if SPLITS[n] == split]
+        numbers = numbers_of(split)
         names = [f"val2014/COCO_val2014_{n:012d}.jpg" for n in numbers]
         entries = [
             {"image": name, "caption": CAPTIONS[n]} for name, n in zip(names, numbers, strict=True)
@@ -228,7 +232,7 @@ def split_files(root: Path) -> None:
 def tables_beside_folders(root: Path) -> None:
     """Each split numbers its photos anew."""
     for split in ("train", "val", "test"):
-        numbers = [n for n in range(PHOTOS) if SPLITS[n] == split]
+        numbers = numbers_of(split)
         lines = [f"a/{n - numbers[0]}.jpg,{text}" for n, text in pairs() if n in numbers]
         write(root / f"{split}.csv", "\n".join(["image,caption", *lines]))
         (root / split / "a").mkdir(parents=True)

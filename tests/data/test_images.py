@@ -16,17 +16,12 @@ import pytest
 import tiny
 import torch
 from PIL import Image
-from tiny import encoded
+from tiny import encoded, noise
 
 from captioner.data import images
 from captioner.data.images import IMAGE_FORMATS, open_image, opened, png
 from captioner.errors import ImageError
 from captioner.runtime import parallel as passes
-
-
-def noise(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
 
 JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
 PNG = encoded(Image.fromarray(noise(64, 64)), "PNG")

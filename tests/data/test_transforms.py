@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
+from tiny import noise
 
 from captioner.data.augmentation import Augmentation
 from captioner.data.transforms import ImageTransform
-
-
-def noise(height: int, width: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
 
 HEIGHT, WIDTH = 48, 80
 

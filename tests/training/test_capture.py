@@ -37,11 +37,6 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(drawn_photos: Path) -> Path:
-    return drawn_photos
-
-
 def ready(table: Path, changed: dict[str, object]) -> Setup:
     recipe = tiny.recipe(table, table / "run", **{**tiny.NO_DROPOUT, **changed})
     setup = prepare(recipe, CPU)
@@ -59,9 +54,9 @@ def weighted(batch: Batch) -> Batch:
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
-    table: Path, kind: str
+    drawn_photos: Path, kind: str
 ) -> None:
-    setup = ready(table, KINDS[kind])
+    setup = ready(drawn_photos, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))])
     padded = pad_batch(batch.to(CPU), images=6, captions=10, steps=11)
     results = []
@@ -80,8 +75,10 @@ def test_a_padded_batch_has_the_loss_metrics_and_gradients_of_a_packed_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(table: Path, kind: str) -> None:
-    setup = ready(table, KINDS[kind])
+def test_the_loss_of_a_padded_batch_is_one_graph_without_a_break(
+    drawn_photos: Path, kind: str
+) -> None:
+    setup = ready(drawn_photos, KINDS[kind])
     batch = weighted(setup.dataset[(0, range(7))]).to(CPU)
     batch = pad_batch(batch, 6, 10, int(batch.lengths[0]) + 1)  # each step is traced
     torch.compiler.reset()
@@ -112,9 +109,9 @@ def steps_of(step: Any, batches: list[list[Batch]]) -> list[dict[str, float]]:
 
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("name", ["adamw", "adam"])
-def test_steps_of_fixed_shapes_are_those_of_packed_batches(table: Path, name: str) -> None:
+def test_steps_of_fixed_shapes_are_those_of_packed_batches(drawn_photos: Path, name: str) -> None:
     """Also of two batches each, and of a step that is skipped because its gradient is infinite."""
-    setup = ready(table, {**HARD, "optim__name": name})
+    setup = ready(drawn_photos, {**HARD, "optim__name": name})
     setup.task.double()
     batches = [[setup.dataset[(0, range(n, n + 4))] for n in (m, m + 4)] for m in (0, 8, 16)]
     batches[1][0] = replace(batches[1][0], weights=torch.full((4,), torch.inf))
@@ -138,10 +135,10 @@ def test_steps_of_fixed_shapes_are_those_of_packed_batches(table: Path, name: st
 
 @pytest.mark.parametrize("kind", ["soft", "hard, moving average"])
 def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
-    table: Path, kind: str
+    drawn_photos: Path, kind: str
 ) -> None:
     """Steps of two batches and of one, whose images and counts differ, at falling rates."""
-    setup = ready(table, {**KINDS[kind], "decoder__dropout": 0.3})
+    setup = ready(drawn_photos, {**KINDS[kind], "decoder__dropout": 0.3})
     images = [[range(4), range(4, 8)], [range(8, 12), range(12, 15)], [range(16, 20)], [range(3)]]
     batches = [[setup.dataset[(0, each)] for each in step] for step in images]
     tasks = []
@@ -157,9 +154,9 @@ def test_replayed_steps_change_the_weights_as_those_computed_kernel_by_kernel(
 
 
 @pytest.mark.parametrize("kind", ["soft", "hard", "hard, moving average", "transformer"])
-def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) -> None:
+def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(drawn_photos: Path, kind: str) -> None:
     """A graph cannot hold a wait, nor a copy from the CPU."""
-    setup = ready(table, KINDS[kind])
+    setup = ready(drawn_photos, KINDS[kind])
     batches = [setup.dataset[(0, range(n, n + 4))] for n in (0, 4)]
     with PretendedGPU() as gpu:
         move(setup.task)
@@ -170,21 +167,21 @@ def test_a_step_of_fixed_shapes_never_waits_for_the_gpu(table: Path, kind: str) 
 
 
 def test_each_process_pads_to_its_own_share_of_a_batch(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drawn_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("captioner.training.trainer.world_size", lambda: 8)
-    setup = ready(table, {"data__batch_size": 60, "train__compile": "inductor"})
+    setup = ready(drawn_photos, {"data__batch_size": 60, "train__compile": "inductor"})
     assert Trainer(setup, tmp_path, CPU).take_step.captions == 8
 
 
 def test_without_a_compiler_the_same_steps_are_taken(
-    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    drawn_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     losses = []
     for kind in ("off", "inductor"):
-        setup = ready(table, {"train__compile": kind, "data__max_words": 1})
+        setup = ready(drawn_photos, {"train__compile": kind, "data__max_words": 1})
         step = step_of_fixed_shapes(setup, setup.task.train(), kind=kind, captions=4, longest=2)
         output = step([setup.dataset[(0, range(4))]], learning_rate_factor=1.0).output
         losses.append(output.loss.item())
@@ -194,8 +191,8 @@ def test_without_a_compiler_the_same_steps_are_taken(
     assert "no-such-compiler" in said, said
 
 
-def test_shapes_are_few_and_hold_their_batches(table: Path) -> None:
-    setup = ready(table, {})
+def test_shapes_are_few_and_hold_their_batches(drawn_photos: Path) -> None:
+    setup = ready(drawn_photos, {})
     step = step_of_fixed_shapes(setup, setup.task.train(), captions=8, longest=30)
     for count in (8, 3, 20):
         step([setup.dataset[(0, range(count))]], learning_rate_factor=1.0)

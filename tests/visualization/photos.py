@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import tiny
 from PIL import Image
 
 
 def noise(width, height):
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
+    return Image.fromarray(tiny.noise(height, width))
 
 
 @cache
