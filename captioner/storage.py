@@ -176,10 +176,7 @@ def locked_folder(folder: Path, *, name: str, remedy: str) -> Iterator[None]:
 
 
 def fetch(urls: Iterable[str]) -> dict[str, bytes | Exception]:
-    """Read files behind URLs, concurrently where the file system can; an error in place of one.
-
-    At most MAX_FILE_BYTES of each: nobody reads a terabyte because a list names it.
-    """
+    """Read files behind URLs, up to MAX_FILE_BYTES each, concurrently; an error in place of one."""
     by_system: dict[str, list[str]] = {}
     for url in dict.fromkeys(urls):
         by_system.setdefault(url.partition("://")[0], []).append(url)

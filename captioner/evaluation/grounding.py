@@ -33,7 +33,6 @@ class GroundedWord:
     """One word of a caption that names an object in the image.
 
     Attributes:
-        image: The image's key in the annotations.
         figures: `correctness` (share of the map inside the object) and `hit` (whether its top cell
             is) of the model's map, from 0 to 1; those of the controls: `..._uniform` (the chance of
             a random cell), `..._centre` (a Gaussian, where photographers put their objects), and
@@ -64,7 +63,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
         hits = cell_hits(mask, caption.geometry, rows, columns)
         others = (total - attention) / others_count if others_count else uniform
         maps = {"": attention, "_uniform": uniform, "_centre": centre, "_others": others}
-        figures = {}
+        figures = {}  # cells, or parts of them, on a letterbox's bars do not count
         for kind, weights in maps.items():
             on_image = (weights * seen).sum()
             share = (weights * seen * covered).sum() / on_image if on_image > 0 else 0.0
@@ -82,15 +81,12 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
 
 
 def in_whole_words(caption: Caption, tokenizer: Tokenizer) -> Caption:
-    """Return a caption with words in place of pieces of words, to find what they name.
-
-    The map of a word is the mean of its pieces' maps. Other figures stay those of the pieces.
-    """
+    """Return a caption of whole words, whose maps are the means of their pieces' maps."""
     starts = tokenizer.word_starts(caption.words)
     lengths = np.diff([*starts, len(caption.words)])
     pieces = zip(starts, lengths, strict=True)
     sums = np.add.reduceat(caption.maps, np.array(starts, np.int64))
-    return replace(
+    return replace(  # other figures stay those of the pieces
         caption,
         words=[tokenizer.join(caption.words[start : start + length]) for start, length in pieces],
         maps=sums / lengths[:, None, None].astype(np.float32),
@@ -277,10 +273,7 @@ class Objects:
         return next((self._by_name[name] for name in names if name in self._by_name), None)
 
     def mask(self, image: ImageKey, category: str) -> np.ndarray | None:
-        """Return the outlines of an image's objects of a category, or else their boxes.
-
-        bool [height, width], or None where there is none.
-        """
+        """Return a category's outlines, or else boxes, as bool [height, width]; None without."""
         file, number = self._files[image[0]], image[1]
         categories = file.getCatIds(catNms=[category])
         size = file.imgs[number]

@@ -58,14 +58,11 @@ def meteor(counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ImageScores:
-    """The statistics of N images from which the corpus figures of any selection follow.
-
-    means: metric -> float64 [N]. counts: "Bleu_4" [N, 10] and "METEOR" [N, 23], where computed.
-    """
+    """The statistics of N images from which the corpus figures of any selection follow."""
 
     image_ids: list[Hashable]
-    means: dict[str, np.ndarray]
-    counts: dict[str, np.ndarray]
+    means: dict[str, np.ndarray]  # by metric, float64 [N]
+    counts: dict[str, np.ndarray]  # of Bleu_4 [N, 10] and METEOR [N, 23], where computed
 
     @classmethod
     def of(cls, images: Sequence[Mapping[str, Any]]) -> ImageScores:
@@ -151,13 +148,10 @@ def paired_bootstrap(a: ImageScores, b: ImageScores) -> dict[str, Difference]:
 
 
 def _drawn(scores: ImageScores) -> dict[str, np.ndarray]:
-    """Return corpus figures [RESAMPLES] of bootstrap samples: images drawn with replacement.
-
-    A hundred samples at a time, to save memory: COCO has 40,000 images.
-    """
+    """Return corpus figures [RESAMPLES] of bootstrap samples: images drawn with replacement."""
     generator, images = np.random.default_rng(0), len(scores.image_ids)
     parts = []
-    for _ in range(RESAMPLES // 100):
+    for _ in range(RESAMPLES // 100):  # 100 at a time save memory: COCO has 40,000 images
         weights = generator.multinomial(images, np.full(images, 1 / images), 100)
         parts.append(scores.corpus(weights.astype(float)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -149,10 +149,7 @@ def create_app(
 
 
 class Service:
-    """The models, threads and limits of the server, and the functions of its routes.
-
-    They raise a Problem if an option or the only photo cannot be used.
-    """
+    """The models, threads and limits of the server, and its routes, which may raise a Problem."""
 
     batcher: Batcher  # set when the server starts
 

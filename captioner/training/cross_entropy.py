@@ -42,10 +42,6 @@ class CrossEntropyTask(TrainingTask):
         self.teachers = teachers
 
     @classmethod
-    def is_asked_for(cls, config: Config) -> bool:
-        return True
-
-    @classmethod
     def from_recipe(
         cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
     ) -> CrossEntropyTask:

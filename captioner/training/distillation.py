@@ -34,10 +34,7 @@ class TeacherTargets:
         return TeacherTargets(self.probs.repeat_interleave(times, 0), maps)
 
     def attention_divergence(self, maps: Tensor) -> Tensor:
-        """Return the Kullback-Leibler divergence [N, T] in nats of maps [N, T, L] from theirs.
-
-        Both are zero where a caption has ended, and so is the result.
-        """
+        """Return the KL divergence [N, T] in nats of maps [N, T, L], zero after the end."""
         assert self.maps is not None
         if maps.shape != self.maps.shape:
             raise ConfigError(

@@ -89,10 +89,7 @@ LEAST_ALIKE = 0.2
 
 
 def average_models(models: Sequence[str | Path]) -> tuple[CaptionModel, ModelConfig, Vocabulary]:
-    """Average the weights of models fine-tuned from one (model soups, Wortsman et al., 2022).
-
-    The settings and the vocabulary are those of the first.
-    """
+    """Average models fine-tuned from one (Wortsman et al., 2022); the settings are the first's."""
     first, *others = map(model_folder, models)
     average, config, vocabulary = load_model(first)
     first_weights = average.state_dict()

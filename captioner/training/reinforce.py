@@ -31,10 +31,7 @@ class MovingAverage(nn.Module):
         return self.average / (1 - 0.9 ** self.batches.clamp(min=1).double())
 
     def observe(self, reward: Tensor, words: float | Tensor) -> None:
-        """Learn from the rewards of a batch, the sum over the words of this process's captions.
-
-        Every process calls it once for each batch.
-        """
+        """Learn from a batch's reward, summed over this process's words; all processes call it."""
         mean = mean_over_processes(reward.to(self.average.device).double()) / words
         is_finite = torch.isfinite(mean)  # the trainer skips a step whose loss is not, too
         updated = 0.9 * self.average + 0.1 * mean

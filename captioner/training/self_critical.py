@@ -53,13 +53,11 @@ class SelfCriticalTask(TrainingTask):
         self.temperature = settings.temperature
 
     @classmethod
-    def is_asked_for(cls, config: Config) -> bool:
-        return config.self_critical.samples > 0
-
-    @classmethod
     def from_recipe(
         cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
-    ) -> SelfCriticalTask:
+    ) -> SelfCriticalTask | None:
+        if not config.self_critical.samples:
+            return None
         split = vocabulary.tokenizer.split
         references = [[[*split(text), END] for text in image.captions] for image in images.training]
         max_words = config.data.max_words or config.decoding.max_words

@@ -97,8 +97,8 @@ def prepare(config: Config, device: torch.device, checkpoint: Path | None = None
     _check_words(config, captions, vocabulary)
     for sentence in unused_settings(config, captions=len(captions)):
         logger.warning(sentence)
-    kind = next(kind for kind in TASKS.values() if kind.is_asked_for(config))
-    task = kind.from_recipe(config, model, vocabulary, images).to(device)
+    tasks = (kind.from_recipe(config, model, vocabulary, images) for kind in TASKS.values())
+    task = next(task for task in tasks if task is not None).to(device)
 
     size = {key: round(vars(whole)[key] * data.view_scale) for key in ("height_px", "width_px")}
     augmentation = Augmentation(data.flip, data.min_area, data.colour)

@@ -28,10 +28,7 @@ class LossOutput:
 
 
 class TrainingTask(nn.Module, ABC):
-    """Owns the model and everything else that training learns or remembers.
-
-    So `DistributedDataParallel(task)` synchronises it all, and `state_dict()` holds it all.
-    """
+    """Owns the model and all else that training learns, so that DDP and `state_dict` see it all."""
 
     def __init__(self, model: CaptionModel) -> None:
         super().__init__()
@@ -39,15 +36,13 @@ class TrainingTask(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def is_asked_for(cls, config: Config) -> bool:
-        """Return whether a recipe asks for this task; the registry's first such task is used."""
-
-    @classmethod
-    @abstractmethod
     def from_recipe(
         cls, config: Config, model: CaptionModel, vocabulary: Vocabulary, images: SourceImages
-    ) -> TrainingTask:
-        """Build the task of a recipe, for a model on the device that it will be trained on."""
+    ) -> TrainingTask | None:
+        """Build the task of a recipe, for a model on the device that it will be trained on.
+
+        None: the recipe asks for another. The registry's first task that is not None is used.
+        """
 
     @abstractmethod
     def forward(self, batch: Batch) -> LossOutput:

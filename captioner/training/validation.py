@@ -116,10 +116,8 @@ def validate(
     pairs = list(zip(images, gathered(found), strict=True))
     hypotheses = {i.image_id: each for i, each in pairs if isinstance(each, Hypothesis)}
     unreadable = [(str(i.path), reason) for i, reason in pairs if isinstance(reason, str)]
-    captions = {
-        image_id: vocabulary.tokenizer.join(vocabulary.decode(hypothesis.tokens))
-        for image_id, hypothesis in hypotheses.items()
-    }
+    join, decode = vocabulary.tokenizer.join, vocabulary.decode
+    captions = {image_id: join(decode(each.tokens)) for image_id, each in hypotheses.items()}
     figures = from_first_process(lambda: _figures(captions, list(hypotheses.values()), data))
     return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 

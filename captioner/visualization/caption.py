@@ -151,8 +151,7 @@ class Caption:
         """Return a picture of the caption with its attention maps as the bytes of a file.
 
         Args:
-            kind: png, pdf, svg (a sheet of all words), gif (word after word), html (the viewer)
-                or npz (the raw maps).
+            kind: png, pdf, svg (a sheet), gif (word after word), html (the viewer) or npz (maps).
             name, model: Names of the photo and of the model, in a page.
         """
         if f".{kind}" not in SUFFIXES:

@@ -120,10 +120,7 @@ def word_overlay(layers: Layers, caption: Caption, index: int) -> Image.Image:
 
 
 def paint(layers: Layers, heat: np.ndarray, smooth_heat: np.ndarray) -> Image.Image:
-    """Return the layers by heat, with the lines of the smooth heat where the style has them.
-
-    Heat is [height, width], in multiples of uniform attention.
-    """
+    """Return the layers by heat, with the style's lines of smooth heat (see `attention_heat`)."""
     above, alpha = layers.above(scale_levels(scale_octaves(heat)))
     picture = layers.base.copy()
     picture.paste(above, mask=alpha)
@@ -240,10 +237,7 @@ def scaled_size(size: tuple[int, int], scale: float) -> tuple[int, int]:
 
 
 def resize_captioned(image: Image.Image, geometry: Geometry, size: tuple[int, int]) -> Image.Image:
-    """Return the captioned image at (width, height) as RGB; it is not changed.
-
-    One of another size is refused, such as one whose EXIF orientation was not applied.
-    """
+    """Return the captioned image at (width, height) as RGB; refuse one that was not captioned."""
     width, height = geometry.photo_width_px, geometry.photo_height_px
     if image.size != (width, height):
         raise ImageError(

@@ -261,17 +261,14 @@ def draw_footer(
     width: int,
     size: int,
 ) -> int:
-    """Draw the scale and the key to the signs, if on a page; return their height in pixels.
-
-    They are in one row, or stacked where it is narrow.
-    """
+    """Draw the scale and the key to the signs, if on a page; return their height in pixels."""
     x, y, indent, legend_height = left, top, 0, 0
     if any(caption.words for caption in captions):
         legend_width, legend_height = round(_LEGEND_WIDTH * size), round(LEGEND_HEIGHT * size)
         if page is not None:
             draw_legend(page, style, left=left, top=top, size=size)
         indent = 2 * size
-        if width >= 2 * (legend_width + indent):
+        if width >= 2 * (legend_width + indent):  # in one row
             x += legend_width + 4 * size
         else:
             y += legend_height + size

@@ -79,12 +79,10 @@ def fit(
 
 
 def wrap(text: str, face: ImageFont.FreeTypeFont, width_px: float, *, max_lines: int) -> list[str]:
-    """Break the text into lines within width_px; what exceeds max_lines ends in an ellipsis.
-
-    A line may end after a word, and after any character of a script without spaces.
-    """
+    """Break the text into lines within width_px; what exceeds max_lines ends in an ellipsis."""
     lines: list[str] = []
     line = ""
+    # A line may end before a space, and before any character of a script without spaces.
     marked = (f"\n{c}" if c == " " or begins_unspaced(c) else c for c in text)
     words = "".join(marked).split("\n")  # each with the space before it
     for position, word in enumerate(words):

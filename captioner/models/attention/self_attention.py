@@ -53,10 +53,7 @@ class _Layer(nn.Module):
 
 
 def grid_positions(height: int, width: int, dim: int, *, device: torch.device) -> Tensor:
-    """Encode cells as [L, dim]: half of the numbers say the row, half the column.
-
-    Sines and cosines; dim is a multiple of 4.
-    """
+    """Encode each cell's row and column by sines and cosines, [L, dim]; 4 divides dim."""
     rates = torch.exp(torch.arange(0, dim // 2, 2, device=device) * (-2 * math.log(10000.0) / dim))
 
     def encode(count: int) -> Tensor:

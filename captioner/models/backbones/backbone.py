@@ -38,10 +38,7 @@ class Backbone(nn.Module):
         return self.stages(x)
 
     def freeze_before(self, trainable_from: str | None) -> int:
-        """Switch gradients off before a stage, or a layer inside of one; None freezes all.
-
-        Return the number of stages that are completely frozen.
-        """
+        """Freeze all before a stage or layer (None: all); return how many stages that freezes."""
         self.requires_grad_(False)
         if trainable_from is None:
             return len(self.stages)

@@ -98,10 +98,7 @@ def any_efficientnet_lite(
 
 
 def set_drop_path(module: nn.Module, probability: float) -> int:
-    """Let training skip each residual block with a probability; return their number.
-
-    Stochastic depth (Huang et al., 2016), drawn for each image.
-    """
+    """Set stochastic depth (Huang et al., 2016) of all residual blocks; return their number."""
     from timm.layers.drop import DropPath
 
     blocks = [block for block in module.modules() if getattr(block, "has_skip", False)]

@@ -227,10 +227,7 @@ class TransformerDecoder(Decoder):
 
 
 def sinusoidal_positions(position: Tensor, dim: int) -> Tensor:
-    """Encode positions [n] as [n, dim]: sines in the even places, cosines in the odd ones.
-
-    Vaswani et al., 2017, section 3.5.
-    """
+    """Encode positions [n] as sines and cosines in turn, [n, dim] (Vaswani et al., 2017, 3.5)."""
     even = torch.arange(0, dim, 2, device=position.device)
     rates = torch.exp(even * (-math.log(10000.0) / dim))  # [ceil(dim / 2)]
     angles = position.unsqueeze(-1) * rates
