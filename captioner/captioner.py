@@ -66,18 +66,10 @@ class Captioner:
             assert not isinstance(model, Path)  # a folder comes with its engine
             engine = TorchEngine(model, choose_device("cpu"))
         self.engine, self._saved = engine, model
+        self.device: Any = engine.device  # a `torch.device`, or without PyTorch of type `cpu`
+        self.dtype: Any = engine.dtype  # of the encoder, in PyTorch or NumPy
         self.config, self.vocabulary, self.calibrator = config, vocabulary, calibrator
         self.transform = ImageTransform(**vars(config.preprocess))
-
-    @property
-    def device(self) -> Any:
-        """Where it computes: a `torch.device`, or without PyTorch an object of type `cpu`."""
-        return self.engine.device
-
-    @property
-    def dtype(self) -> Any:
-        """Number format of the encoder: a `torch.dtype`, or without PyTorch a NumPy dtype."""
-        return self.engine.dtype
 
     @property
     def model(self) -> CaptionModel:
@@ -131,7 +123,7 @@ class Captioner:
         )
         calibrator = None
         if CALIBRATOR in file_sums(folder):
-            calibrator = Calibrator.from_json((folder / CALIBRATOR).read_bytes())
+            calibrator = Calibrator.from_folder(folder)
         return cls(folder, config, vocabulary, calibrator, chosen)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -141,7 +133,7 @@ class Captioner:
         if isinstance(self._saved, Path):
             copy_model(self._saved, folder)
             return
-        extra = {CALIBRATOR: self.calibrator.to_json()} if self.calibrator else None
+        extra = self.calibrator.to_files() if self.calibrator else None
         card = "# A captioner model\n"
         save_model(folder, self._saved, self.config, self.vocabulary, card=card, extra_files=extra)
 
@@ -237,8 +229,9 @@ class Captioner:
         if options.sample:
             found = self._sample(grid, options)
         else:
-            compares = calibrator is not None and calibrator.compares_captions
-            wanted = replace(options, num_captions=options.beam_size) if compares else options
+            wanted = options
+            if calibrator and "agreement" in calibrator.features:  # with others; earlier versions
+                wanted = replace(options, num_captions=options.beam_size)
             found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
         if not all(found):
             raise ConfigError(

@@ -42,7 +42,7 @@ def test_it_is_whole_and_listed(folder: Path, name: str) -> None:
     assert name in bundled_models()
     names = {path.name for path in folder.iterdir()}
     expected = {"model.safetensors", "config.yaml", "vocabulary.json", "README.md", "manifest.json"}
-    expected |= {"calibrator.json", "graphs.json", *GRAPHS}
+    expected |= {"calibrator.json", "matcher.safetensors", "graphs.json", *GRAPHS}
     assert names == expected, "all that inference needs, and nothing that can run code"
 
 

@@ -314,7 +314,7 @@ def test_a_saved_model_captions_alike(
 def test_with_a_calibrator_captions_have_a_confidence(
     tiny_model: Path, paths: list[Path], tmp_path: Path
 ) -> None:
-    from captioner.generation.confidence import CALIBRATOR, FEATURES, Calibrator
+    from captioner.generation.confidence import FEATURES, Calibrator
 
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
@@ -324,7 +324,7 @@ def test_with_a_calibrator_captions_have_a_confidence(
         (0.0,) * count, (1.0,) * count, (1.0,) + (0.0,) * (count - 1), 1.0, 0.4, 0.5
     )
     for _ in range(2):  # the one that is there is replaced
-        add_files(folder, {CALIBRATOR: calibrator.to_json()})
+        add_files(folder, calibrator.to_files())
     captioner = Captioner.from_pretrained(folder, device="cpu")
     assert captioner.calibrator == calibrator
     for best in captioner.n_best(paths, 3):

@@ -73,7 +73,7 @@ def calibrate(parser: parsing.CommandParser) -> int:
     parsing.add_device_options(parser)
     arguments = parser.parse()
 
-    from captioner.evaluation.calibration import collect, collect_training, fit
+    from captioner.evaluation import calibration
 
     if arguments.output:
         check_writable(arguments.output)  # before the photos are captioned
@@ -99,11 +99,10 @@ def calibrate(parser: parsing.CommandParser) -> int:
     seen = {image.path for _, images in photos for image in images}
     training = [image for image in training if image.path not in seen]
     captioner = load_captioner(folder, arguments)
-    data = [collect(captioner, name, images, training) for name, images in photos]
-    count = sum(len(images) for _, images in photos)
-    learned = collect_training(captioner, training, count) if training else None
-    calibrator, report = fit(data, learned, right_from=arguments.right_from)
-    add_files(folder, {CALIBRATOR: calibrator.to_json()})
+    calibrator, report = calibration.calibrate(
+        captioner, photos, training, right_from=arguments.right_from
+    )
+    add_files(folder, calibrator.to_files())
     if arguments.output:
         write_json(arguments.output, report)
     show(f"{'':30} photos   right  calibration error  area under the curve")

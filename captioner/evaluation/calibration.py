@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ import numpy as np
 from captioner.data.images import opened
 from captioner.errors import DataError, ImageError
 from captioner.evaluation.metrics import CiderD, tokenize
-from captioner.generation import search
+from captioner.generation import Hypothesis, search
 from captioner.generation.arrays import to_numpy
-from captioner.generation.confidence import FEATURES, Calibrator, confidence_features
+from captioner.generation.confidence import FEATURES, MATCH, Calibrator, confidence_features
 from captioner.log import logger, progress_bar
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ FOLDS = 5
 BINS = 10
 RIDGE = 1.0  # weight of the squared weights, in captions
 # Training images that are captioned too: as many for each validation image, and at most.
-TRAINING_SHARE, TRAINING_IMAGES = 4, 4000
+TRAINING_SHARE, TRAINING_IMAGES, TRAINING_BYTES = 8, 10_000, 2**30
+LEAST_FOR_MATCHER = 1000  # training images
 DIRECTION_RIDGE = 300.0  # as RIDGE, for the many weights that training images give
 MOST_SCORE = 2.0  # no higher CIDEr-D counts: few captions have one
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
@@ -37,13 +38,34 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        features: [N, FEATURES + D]: `confidence_features` and the image's mean annotation vector.
+        features: [N, F + D]: the F `confidence_features` and the image's mean annotation vector.
         scores: [N], CIDEr-D, from 0 to 10.
     """
 
     name: str
     features: np.ndarray
     scores: np.ndarray
+
+
+def calibrate(
+    captioner: Captioner,
+    sources: Sequence[tuple[str, Sequence[CaptionedImage]]],
+    training: Sequence[CaptionedImage],
+    *,
+    right_from: float = RIGHT_FROM,
+) -> tuple[Calibrator, dict[str, Any]]:
+    """Caption validation images, and some training images to learn from; fit as `fit` does.
+
+    Args:
+        sources: Name of each data set, and its validation images.
+        training: Other images; their captions also give CIDEr-D's document frequencies.
+    """
+    learned, matcher = None, None
+    if training:
+        count = sum(len(images) for _, images in sources)
+        learned, matcher = collect_training(captioner, training, count, right_from)
+    data = [collect(captioner, name, images, training, matcher) for name, images in sources]
+    return fit(data, learned, matcher, right_from=right_from)
 
 
 def caption_scores(
@@ -55,12 +77,12 @@ def caption_scores(
 
     Document frequencies are those of the captions of each training image, or of the references.
     """
+    scorer = CiderD(list(map(_words, references)), list(map(_words, training)) or None)
+    return scorer.scores(range(len(references)), _words(captions))
 
-    def words(texts: Sequence[str]) -> list[list[str]]:
-        return [tokenize(text).split() for text in texts]
 
-    scorer = CiderD(list(map(words, references)), list(map(words, training)) or None)
-    return scorer.scores(range(len(references)), words(captions))
+def _words(texts: Sequence[str]) -> list[list[str]]:
+    return [tokenize(text).split() for text in texts]
 
 
 def collect(
@@ -68,15 +90,83 @@ def collect(
     name: str,
     images: Sequence[CaptionedImage],
     training: Sequence[CaptionedImage] = (),
+    matcher: Mapping[str, np.ndarray] | None = None,
 ) -> CalibrationData:
     """Caption the images that can be read; return features and scores of the captions.
 
     Args:
         name: Of the data set, for the report and the model folder.
         training: Images whose captions give CIDEr-D's document frequencies.
+        matcher: Weights of the network of the feature `match`; None leaves it out.
     """
-    engine = captioner.engine
+    join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
     rows, texts, references = [], [], []
+    for image, found, vectors in _captioned(captioner, name, images):
+        rows.append(_row(found[0], vectors, matcher))
+        texts.append(join(decode(found[0].tokens)))
+        references.append(image.captions)
+    scores = caption_scores(texts, references, [image.captions for image in training])
+    return CalibrationData(name, np.stack(rows), scores)
+
+
+def collect_training(
+    captioner: Captioner, images: Sequence[CaptionedImage], count: int, right_from: float
+) -> tuple[CalibrationData, dict[str, np.ndarray] | None]:
+    """Caption as many training images as `count` validation images need, and train a matcher.
+
+    Images with fewer than half of the most references are left out: they say little of a caption.
+
+    Returns:
+        Features and scores of the best captions, and the matcher's weights; None where there are
+        fewer than LEAST_FOR_MATCHER images.
+    """
+    # PyTorch, which evaluation without it does not need
+    from captioner.evaluation.matching import OWN, offered_captions, train_matcher
+
+    most = max(len(image.captions) for image in images)
+    usable = [image for image in images if len(image.captions) >= most / 2]
+    order = np.random.default_rng(0).permutation(len(usable))
+    most = min(TRAINING_SHARE * count, TRAINING_IMAGES)
+    chosen = [usable[index] for index in order[:most]]
+    rows, grids, beams, references = [], [], [], []
+    captions: dict[tuple[int, ...], int] = {}  # numbers of the different captions
+    for image, found, vectors in _captioned(captioner, "training", chosen, OWN):
+        rows.append(_row(found[0], vectors))
+        grids.append(vectors.astype(np.float16))
+        beams.append([captions.setdefault(tuple(each.tokens), len(captions)) for each in found])
+        references.append(_words(image.captions))
+        if len(grids) * grids[0].nbytes > TRAINING_BYTES:
+            break
+    scorer = CiderD(references, [_words(image.captions) for image in images])
+    join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
+    texts = _words([join(decode(tokens)) for tokens in captions])
+    best = scorer.scores(range(len(beams)), [texts[each[0]] for each in beams])
+    data = CalibrationData("training", np.stack(rows), best)
+    if len(beams) < LEAST_FOR_MATCHER:
+        return data, None
+
+    offered = offered_captions(data.features[:, len(FEATURES) :], beams)
+    owners = np.arange(len(beams)).repeat(offered.shape[1])
+    scores = scorer.scores(owners.tolist(), [texts[number] for number in offered.ravel()])
+    matcher = train_matcher(
+        np.stack(grids),
+        list(captions),
+        offered,
+        scores.reshape(offered.shape),
+        words=len(captioner.vocabulary),
+        right_from=right_from,
+        device=captioner.device if captioner.engine.name == "torch" else "cpu",
+    )
+    return data, matcher
+
+
+def _captioned(
+    captioner: Captioner, name: str, images: Sequence[CaptionedImage], count: int = 1
+) -> Iterator[tuple[CaptionedImage, list[Hypothesis], np.ndarray]]:
+    """Yield each image that can be read with its best captions and annotation vectors [L, D]."""
+    engine, options = captioner.engine, captioner.options()
+    options = replace(options, num_captions=min(count, options.beam_size))
+    read = 0
 
     def failed(image: CaptionedImage, error: ImageError) -> None:
         bar.update()
@@ -85,39 +175,26 @@ def collect(
     with progress_bar(total=len(images), desc=name, unit="photo") as bar:
         for batch in opened(((image, image.path) for image in images), failed, captioner.device):
             grid, _ = captioner.encode([photo for _, photo in batch])
-            results = search(engine.decoder, grid, captioner.options(), engine.search_graphs)
-            of_images = zip(batch, results, to_numpy(grid.features), strict=True)
-            for (image, _), found, vectors in of_images:
-                features = confidence_features(found[0], vectors)
-                scalars = [features[name] for name in FEATURES]
-                rows.append(np.concatenate([scalars, vectors.mean(0)]))
-                words = captioner.vocabulary.decode(found[0].tokens)
-                texts.append(captioner.vocabulary.tokenizer.join(words))
-                references.append(image.captions)
+            results = search(engine.decoder, grid, options, engine.search_graphs)
+            images_of_batch = [image for image, _ in batch]
+            yield from zip(images_of_batch, results, to_numpy(grid.features), strict=True)
             bar.update(len(batch))
-    if not rows:
+            read += len(batch)
+    if not read:
         raise DataError(f"{name}: none of the {len(images)} photos can be read")
-    scores = caption_scores(texts, references, [image.captions for image in training])
-    return CalibrationData(name, np.stack(rows), scores)
 
 
-def collect_training(
-    captioner: Captioner, images: Sequence[CaptionedImage], validation_images: int
-) -> CalibrationData:
-    """Caption some of the training images, as `collect` does: TRAINING_SHARE a validation image.
-
-    Images with fewer than half of the most references are left out: they say little of a caption.
-    """
-    most = max(len(image.captions) for image in images)
-    usable = [image for image in images if len(image.captions) >= most / 2]
-    order = np.random.default_rng(0).permutation(len(usable))
-    count = min(TRAINING_SHARE * validation_images, TRAINING_IMAGES)
-    return collect(captioner, "training", [usable[index] for index in order[:count]], images)
+def _row(
+    hypothesis: Hypothesis, vectors: np.ndarray, matcher: Mapping[str, np.ndarray] | None = None
+) -> np.ndarray:
+    features = confidence_features(hypothesis, vectors, matcher)
+    return np.concatenate([list(features.values()), vectors.mean(0)])
 
 
 def fit(
     data: Sequence[CalibrationData],
     training: CalibrationData | None = None,
+    matcher: Mapping[str, np.ndarray] | None = None,
     *,
     right_from: float = RIGHT_FROM,
 ) -> tuple[Calibrator, dict[str, Any]]:
@@ -127,6 +204,7 @@ def fit(
         training: Captions of training images. The model has learned from them, so they do not say
             how many captions are right. But there are many, and they tell for what images captions
             are better: that is one more feature.
+        matcher: The network with which the features of `data` were computed.
 
     Returns:
         The calibrator, and a `calibration_report` for `all` and each data set. It is cross-fitted:
@@ -143,11 +221,12 @@ def fit(
             f"{right_from:g}); a calibrator needs at least {LEAST_IMAGES} captions, and {FOLDS} "
             "right and wrong ones: give more photos that the model has not learned from"
         )
-    features, vectors = features[:, : len(FEATURES)], features[:, len(FEATURES) :]
+    names = (*FEATURES, MATCH) if matcher else FEATURES
+    features, vectors = features[:, : len(names)], features[:, len(names) :]
     direction = () if training is None else _direction(training)
     if direction:
         features = np.column_stack([features, vectors @ np.array(direction)])
-    empty = Calibrator((), (), (), 0.0, 0.0, right_from, direction=direction)
+    empty = Calibrator((), (), (), 0.0, 0.0, right_from, "", names, direction, matcher=matcher)
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import numpy as np
+from array_api_compat import array_namespace
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
-from captioner.data.vocabulary import SPECIAL_TOKENS
+from captioner.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from captioner.errors import CheckpointError
+from captioner.generation.arrays import Array, log_softmax
 from captioner.generation.beam_search import Hypothesis
 
-CALIBRATOR = "calibrator.json"  # its file in a model folder
-# Of a calibrator that is fitted now, and of earlier versions.
+# Files in a model folder: the calibrator, and the weights of its matcher, if it has one.
+CALIBRATOR, MATCHER = "calibrator.json", "matcher.safetensors"
 FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_norm")
+MATCH = "match"  # one more, where training images were enough to train a matcher
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
 
 
-def confidence_features(hypothesis: Hypothesis, image: np.ndarray) -> dict[str, float]:
+def confidence_features(
+    hypothesis: Hypothesis, image: np.ndarray, matcher: Mapping[str, np.ndarray] | None = None
+) -> dict[str, float]:
     """Return what calibrators read of a hypothesis of an image [L, D], by name.
 
     mean_log_prob: Mean log-probability a word, end token included, in nats.
@@ -29,18 +37,63 @@ def confidence_features(hypothesis: Hypothesis, image: np.ndarray) -> dict[str, 
     attended_norm: Logarithm of the annotation vectors' norms under the attention map, mean of the
         words: vectors are long where the encoder finds what it knows.
     image_norm: Norm of the image's mean annotation vector.
+    match: With a matcher (weights of `matching.match`): its logit that the caption is right.
     """
     maps = hypothesis.maps.astype(np.float64)
     place = np.array(hypothesis.tokens, dtype=np.float64) + 1  # in the vocabulary
     rarity = np.log(np.maximum(place / (len(SPECIAL_TOKENS) + COMMON_WORDS), 1.0))
     norms = np.log(np.maximum(maps @ np.linalg.norm(image, axis=-1), 1e-9))
-    return {
+    features = {
         "mean_log_prob": mean_log_prob(hypothesis),
         "rare_log_prob": float(rarity @ hypothesis.log_probs) / max(float(rarity.sum()), 1e-9),
         "rarity": float(rarity.mean()),
         "attended_norm": float(norms.mean()),
         "image_norm": float(np.linalg.norm(image.mean(0))),
     }
+    if matcher:
+        found = match(matcher, image[None], np.array(hypothesis.tokens)[None, None])
+        features[MATCH] = float(found[0, 0, 0])
+    return features
+
+
+def match(
+    weights: Mapping[str, Array],
+    grid: Array,
+    tokens: Array,
+    dropout: Callable[[Array], Array] = lambda values: values,
+) -> Array:
+    """Return for captions the logit that they are right, and the expected CIDEr-D: [B, K, 2].
+
+    A network of tensors, to be trained, or NumPy arrays. Each word attends to the grid, as in
+    "Stacked Cross Attention" for image-text matching (Lee et al., 2018).
+
+    Args:
+        weights: By name, from `evaluation.matching.train_matcher`.
+        grid: [B, L, D], annotation vectors.
+        tokens: [B, K, T], the words of K captions of each image, `<pad>` after the last.
+        dropout: Of annotation vectors, words and hidden units, in training.
+    """
+    xp = array_namespace(grid)
+    images, captions, length = tokens.shape
+
+    def layer(name: str, *inputs: Array) -> Array:
+        return xp.concat(inputs, axis=-1) @ weights[name] + weights[f"{name}_bias"]
+
+    def hidden(name: str, *inputs: Array) -> Array:
+        return xp.clip(layer(name, *inputs), min=0)  # rectified
+
+    cells = dropout((grid - weights["mean"]) / weights["scale"])
+    words = dropout(weights["words"][tokens])  # [B, K, T, A]
+    query = xp.reshape(words, (images, captions * length, -1))
+    scores = query @ xp.matrix_transpose(layer("key", cells)) * (2 / words.shape[-1] ** 0.5)
+    seen = xp.reshape(xp.exp(log_softmax(scores)) @ layer("value", cells), words.shape)
+    found = dropout(hidden("pair", words, seen, words * seen))
+    is_word = (tokens != Vocabulary.pad)[..., None]
+    found = xp.where(is_word, found, xp.zeros_like(found))
+    mean = xp.sum(found, axis=2) / xp.sum(xp.astype(is_word, found.dtype), axis=2)
+    whole = xp.concat([xp.mean(cells, axis=1), xp.max(cells, axis=1)], axis=-1)
+    image = xp.broadcast_to(hidden("image", whole)[:, None], mean.shape)
+    return layer("match", dropout(hidden("hidden", mean, xp.max(found, axis=2), image)))
 
 
 def mean_log_prob(hypothesis: Hypothesis) -> float:
@@ -70,6 +123,7 @@ class Calibrator:
             further feature: how right the captions of similar training images are.
         directions: The same of earlier versions: rows of D numbers, for the mean over the words of
             the annotation vectors that they attend to.
+        matcher: Weights of the network of the feature `match`, if that is among the features.
     """
 
     mean: tuple[float, ...]
@@ -82,11 +136,7 @@ class Calibrator:
     features: tuple[str, ...] = FEATURES
     direction: tuple[float, ...] = ()
     directions: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def compares_captions(self) -> bool:
-        """Whether a feature needs the other captions of the search (of earlier versions)."""
-        return not {"margin", "agreement"}.isdisjoint(self.features)
+    matcher: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
         """Return the probability [N] that captions of these features [N, features] are right."""
@@ -99,8 +149,8 @@ class Calibrator:
     ) -> float:
         """Return the probability that one of the hypotheses of an image [L, D] is right."""
         hypothesis = hypotheses[index]
-        features = confidence_features(hypothesis, image)
-        if not set(self.features) <= set(FEATURES):
+        features = confidence_features(hypothesis, image, self.matcher)
+        if not set(self.features) <= {*FEATURES, MATCH}:
             from captioner.generation.earlier_features import earlier_features
 
             features |= earlier_features(hypotheses, index)
@@ -111,25 +161,31 @@ class Calibrator:
             inputs.append(image.mean(0) @ np.array(self.direction))
         return float(self.probabilities(np.array([inputs]))[0])
 
-    def to_json(self) -> bytes:
-        """Return the content of `calibrator.json`."""
-        return (json.dumps(asdict(self), indent=1, allow_nan=False) + "\n").encode()
+    def to_files(self) -> dict[str, bytes]:
+        """Return the contents of its files in a model folder, by name."""
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "matcher"}
+        files = {CALIBRATOR: (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()}
+        if self.matcher:
+            files[MATCHER] = save({n: w.astype(np.float16) for n, w in self.matcher.items()})
+        return files
 
     @classmethod
-    def from_json(cls, data: bytes) -> Calibrator:
-        """Read the content of `calibrator.json`."""
+    def from_folder(cls, folder: Path) -> Calibrator:
+        """Read its files in a verified model folder."""
         try:
-            content = json.loads(data)
+            content = json.loads((folder / CALIBRATOR).read_bytes())
             found = {f.name: content[f.name] for f in fields(cls) if f.name in content}
             for name in ("mean", "scale", "weights", "features"):
                 found[name] = tuple(found[name])
             found["direction"] = tuple(found.get("direction", ()))
             found["directions"] = tuple(map(tuple, found.get("directions", ())))
-            calibrator = cls(**found)
-            if not set(calibrator.features) <= {*FEATURES, *EARLIER_FEATURES}:
-                raise ValueError(f"its features are {', '.join(calibrator.features)}")
-            return calibrator
-        except (LookupError, TypeError, ValueError) as error:
+            if not {*found["features"]} <= {*FEATURES, MATCH, *EARLIER_FEATURES}:
+                raise ValueError(f"its features are {', '.join(found['features'])}")
+            if MATCH in found["features"]:
+                weights = load_file(folder / MATCHER)
+                found["matcher"] = {name: w.astype(np.float32) for name, w in weights.items()}
+            return cls(**found)
+        except (LookupError, TypeError, ValueError, OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{CALIBRATOR}: not a calibrator of this version of captioner ({error}); make one "
                 "with captioner calibrate, or remove the file and its line in manifest.json"

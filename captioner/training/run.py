@@ -18,7 +18,7 @@ from captioner.config import from_yaml, to_yaml
 from captioner.config.settings import Config, SourceConfig
 from captioner.config.validation import data_sources
 from captioner.errors import CaptionerError, CheckpointError, ConfigError, error_summary
-from captioner.evaluation.calibration import collect, collect_training, fit
+from captioner.evaluation import calibration
 from captioner.files import TEMPORARY, save_bytes
 from captioner.generation.confidence import CALIBRATOR
 from captioner.log import logger, progress_bar
@@ -82,11 +82,7 @@ def train(config: Config, *, resume: bool = False, validate_start: bool = False)
 def _begin(
     config: Config, run: Path, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[Path | None, Any]:
-    """Lock the run folder until the stack ends.
-
-    Returns:
-        The checkpoint to resume from, if any, and `hard.reward`. Places of data are each process's.
-    """
+    """Lock the run folder until the stack ends; return what to resume from, and `hard.reward`."""
     is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun
     resume = resume or (is_restarted and holds_a_run(run))
     if resume:
@@ -99,20 +95,18 @@ def _begin(
     lock = locked_folder(run, name=f"train.output: {run}", remedy="name another folder")
     stack.enter_context(lock)
     clean_run_folder(run)
+    # Not all settings: each process has its own places of data.
     return _whole_checkpoint(run) if resume else None, config.hard.reward
 
 
 def clean_run_folder(run: Path) -> None:
-    """Remove what a killed process left in a run folder, which the caller has locked.
-
-    A model that was about to be replaced when the process was killed gets its name back.
-    """
+    """Remove what a killed process left in a run folder, which the caller has locked."""
     for file in run.glob(TEMPORARY):
         file.unlink()
     for name in ("best", *CHECKPOINTS):
         shutil.rmtree(run / f".{name}.writing", ignore_errors=True)
         aside = run / f".{name}.old"
-        if aside.is_dir() and not (run / name).exists():
+        if aside.is_dir() and not (run / name).exists():  # killed before its successor was there
             os.replace(aside, run / name)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -169,10 +163,7 @@ def choose_length_penalty(best: Path, setup: Setup, device: torch.device) -> Non
 
 
 def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
-    """Fit the calibrator of the best model on the validation images, and write it into its folder.
-
-    A failure is reported and loses nothing: the run is done.
-    """
+    """Fit the best model's calibrator on the validation images, and write it into its folder."""
     least, count = setup.config.train.calibrate_from, len(setup.validation.images)
     if not least or (best / CALIBRATOR).exists():
         return
@@ -185,27 +176,21 @@ def calibrate(best: Path, setup: Setup, device: torch.device) -> None:
     logger.info(f"fitting the calibrator of confidence on {count} photos, and on training photos")
     try:
         captioner = Captioner.from_pretrained(best, device=str(device))
-        training = setup.dataset.images
-        sources = setup.validation.sources.items()
-        data = [collect(captioner, name, images, training) for name, images in sources]
-        calibrator, _ = fit(data, collect_training(captioner, training, count))
-        add_files(best, {CALIBRATOR: calibrator.to_json()})
+        sources = list(setup.validation.sources.items())
+        calibrator, _ = calibration.calibrate(captioner, sources, setup.dataset.images)
+        add_files(best, calibrator.to_files())
     except (CaptionerError, OSError, RuntimeError) as error:
         logger.warning(f"{best}: without a calibrator ({error_summary(error)})")
 
 
 def _checked_settings(run: Path, config: Config) -> Config:
-    """Refuse to resume what is no run, or a run with settings that it did not begin with.
-
-    Returns:
-        The settings, with the `hard.reward` of earlier versions where the run does not name one.
-    """
+    """Return the settings; refuse to resume what is no run, or one that began with others."""
     if not holds_a_run(run):
         raise CheckpointError(f"{run}: there is no run to resume; leave --resume out")
     path = run / "config.yaml"
     text = path.read_text(encoding="utf-8")
     before = from_yaml(Config, text)
-    if "\n  reward: " not in text:
+    if "\n  reward: " not in text:  # of an earlier version
         before, config = (
             replace(c, hard=replace(c.hard, reward="log_prob")) for c in (before, config)
         )

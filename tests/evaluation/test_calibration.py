@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 import tiny
 
 from captioner import Captioner
+from captioner.checkpoint_writer import add_files
 from captioner.data.splits import CaptionedImage
 from captioner.data.tokenizers import SubwordTokenizer
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, DataError
+from captioner.evaluation import calibration, matching
 from captioner.evaluation.calibration import (
     CalibrationData,
     area_under_curve,
@@ -24,10 +27,12 @@ from captioner.evaluation.calibration import (
     collect_training,
     fit,
 )
-from captioner.generation import Hypothesis
+from captioner.generation import Hypothesis, search
+from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import (
     EARLIER_FEATURES,
     FEATURES,
+    MATCH,
     Calibrator,
     confidence_features,
 )
@@ -156,7 +161,7 @@ def test_features_by_hand() -> None:
     assert similarity([4, 5, 6, 7, 8], [4, 5, 6, 7, 8]) == pytest.approx(1)
 
 
-def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features() -> None:
+def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features(tmp_path: Path) -> None:
     earlier = ("mean_log_prob", *EARLIER_FEATURES)
     content = {
         "features": list(earlier),
@@ -168,7 +173,8 @@ def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features() -> No
         "threshold": 0.3,
         "right_from": 0.5,
     }
-    calibrator = Calibrator.from_json(json.dumps(content).encode())
+    (tmp_path / "calibrator.json").write_text(json.dumps(content))
+    calibrator = Calibrator.from_folder(tmp_path)
     best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
     logit = -2.0 + 0.5 * 2 + 2.0 * (0.1 * 1.0 + 0.2 * 2.0) + 0.25
     expected = 1 / (1 + np.exp(-logit))
@@ -198,21 +204,70 @@ def test_training_images_tell_for_what_images_captions_are_right() -> None:
 
 
 def test_training_images_are_as_many_as_validation_images_need(
-    tiny_model: Path, drawn_photos: Path
+    tiny_model: Path, drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captioner = Captioner.from_pretrained(tiny_model, device="cpu")
     photos = sorted(drawn_photos.glob("*.jpg"))[:6]
     # The first has fewer than half of the others' references.
     counts = [1, 4, 4, 4, 4, 2]
     images = [CaptionedImage(p, ("a dog",) * n, n) for p, n in zip(photos, counts, strict=True)]
-    assert len(collect_training(captioner, images, 1).scores) == 4
-    assert len(collect_training(captioner, images, 100).scores) == 5
+    monkeypatch.setattr(calibration, "TRAINING_SHARE", 4)
+    for validation_images, count in ((1, 4), (100, 5)):
+        data, matcher = collect_training(captioner, images, validation_images, 0.5)
+        assert len(data.scores) == count
+        assert matcher is None, "too few to train one"
 
 
-def test_a_calibrator_survives_its_file_and_others_are_refused() -> None:
+def test_a_calibrator_survives_its_files_and_others_are_refused(tmp_path: Path) -> None:
     calibrator = replace(fit([drawn(300, 0)])[0], direction=(0.5, -1.0))
     weights = {n: (*getattr(calibrator, n), 1.0) for n in ("mean", "scale", "weights")}
     calibrator = replace(calibrator, **weights)
-    assert Calibrator.from_json(calibrator.to_json()) == calibrator
+    matcher = {"words": np.array([[0.5, 0.25]], np.float32)}
+    matching = replace(calibrator, features=(*FEATURES, MATCH), matcher=matcher)
+    for each in (calibrator, matching):
+        for name, content in each.to_files().items():
+            (tmp_path / name).write_bytes(content)
+        read = Calibrator.from_folder(tmp_path)
+        assert read == each
+        assert str(read.matcher) == str(each.matcher)
+    (tmp_path / "matcher.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="matcher"):
+        Calibrator.from_folder(tmp_path)
+    (tmp_path / "calibrator.json").write_text("[]")
     with pytest.raises(CheckpointError, match="calibrator"):
-        Calibrator.from_json(b"[]")
+        Calibrator.from_folder(tmp_path)
+
+
+def test_a_calibrator_with_a_matcher_is_used_from_its_folder(
+    tiny_model: Path, drawn_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in (
+        (calibration, "LEAST_FOR_MATCHER", 4),
+        (calibration, "FOLDS", 2),
+        (calibration, "LEAST_IMAGES", 4),
+        (matching, "BATCH", 2),
+        (matching, "EPOCHS", 2),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(calibration, "area_under_curve", lambda *_: 0.9)  # not of chance
+    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    photos = sorted(drawn_photos.glob("*.jpg"))[:14]
+    texts = [caption.text for caption in captioner.caption_batch(photos)]
+    right = [(text if number % 2 else "no such caption",) for number, text in enumerate(texts)]
+    images = [CaptionedImage(*each) for each in zip(photos, right, range(14), strict=True)]
+    calibrator, report = calibration.calibrate(captioner, [("a", images[:8])], images[8:])
+    assert calibrator.features == (*FEATURES, MATCH)
+    assert report["all"]["num_images"] == 8
+    captioner.calibrator = calibrator
+    shutil.copytree(tiny_model, tmp_path / "model")
+    add_files(tmp_path / "model", calibrator.to_files())
+    saved = Captioner.from_pretrained(tmp_path / "model", device="cpu")
+    for caption, again in zip(
+        captioner.caption_batch(photos), saved.caption_batch(photos), strict=True
+    ):
+        assert caption.confidence == pytest.approx(again.confidence, abs=0.01)
+    grid, _ = captioner.encode(photos[:1])
+    (found,) = search(captioner.engine.decoder, grid, captioner.options())[0]
+    image = to_numpy(grid.features)[0]
+    other = confidence_features(replace(found, tokens=[5]), image, calibrator.matcher)[MATCH]
+    assert other != confidence_features(found, image, calibrator.matcher)[MATCH]

@@ -1,0 +1,108 @@
+"""Whether a caption matches an image: the network in NumPy, in PyTorch and word by word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from captioner.evaluation import matching
+from captioner.evaluation.matching import (
+    NEAREST,
+    OTHERS,
+    OWN,
+    SIMILAR,
+    offered_captions,
+    train_matcher,
+)
+from captioner.generation.confidence import match
+
+CELLS, DIM, WORDS = 6, 8, 12
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, np.ndarray]:
+    """Trained on images that show one of eight things, whose word is right."""
+    generator = np.random.default_rng(0)
+    things = generator.integers(0, 8, 600)
+    grids = generator.normal(size=(600, CELLS, DIM)) / 4
+    grids[np.arange(600), generator.integers(0, CELLS, 600), things] += 4
+    captions = [(4 + thing, 5) for thing in range(8)]
+    offered = offered_captions(grids.mean(1), things[:, None])
+    scores = np.where(offered == things[:, None], 2.0, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "BATCH", 16)
+        return train_matcher(
+            grids.astype(np.float16),
+            captions,
+            offered,
+            scores,
+            words=WORDS,
+            right_from=0.5,
+            device="cpu",
+        )
+
+
+def match_of(weights: dict[str, np.ndarray], grid: np.ndarray, words: list[int]) -> list[float]:
+    return list(match(weights, grid[None], np.array([[words]]))[0, 0].tolist())
+
+
+def test_it_learns_what_an_image_shows(weights: dict[str, np.ndarray]) -> None:
+    grid = np.zeros((CELLS, DIM), np.float32)
+    grid[2, 3] = 4
+    logits = {word: match_of(weights, grid, [word, 5]) for word in range(4, 12)}
+    assert max(logits, key=lambda word: logits[word][0]) == 7
+    assert logits[7][0] > 1 > -2 > logits[8][0]
+    assert logits[7][1] == pytest.approx(2, abs=0.6)
+    assert logits[8][1] == pytest.approx(0, abs=0.6)
+
+
+def test_padding_and_other_captions_change_nothing(weights: dict[str, np.ndarray]) -> None:
+    grids = np.random.default_rng(1).normal(size=(2, CELLS, DIM))
+    captions = [[4, 6, 7], [5], [8, 9, 10, 4, 11]]
+    tokens = np.array([[[*words, 0, 0, 0, 0, 0][:6] for words in captions]] * 2)
+    together = match(weights, grids, tokens)
+    assert together.shape == (2, 3, 2)
+    for image, grid in enumerate(grids):
+        for caption, words in enumerate(captions):
+            alone = match_of(weights, grid, words)
+            assert together[image, caption].tolist() == pytest.approx(alone)
+    tensors = {name: torch.from_numpy(each) for name, each in weights.items()}
+    found = match(tensors, torch.from_numpy(grids).float(), torch.from_numpy(tokens))
+    assert found.numpy() == pytest.approx(together, abs=1e-4)
+
+
+def test_the_formula_word_by_word(weights: dict[str, np.ndarray]) -> None:
+    w = {name: each.astype(np.float64) for name, each in weights.items()}
+    grid, words = np.random.default_rng(2).normal(size=(CELLS, DIM)), [4, 7, 9]
+
+    def relu(values: np.ndarray) -> np.ndarray:
+        return np.maximum(values, 0)
+
+    cells = (grid - w["mean"]) / w["scale"]
+    found = []
+    for word in words:
+        query = w["words"][word]
+        scores = [query @ (cell @ w["key"] + w["key_bias"]) * 2 / 128**0.5 for cell in cells]
+        attention = np.exp(scores) / np.exp(scores).sum()
+        seen = sum(
+            a * (c @ w["value"] + w["value_bias"]) for a, c in zip(attention, cells, strict=True)
+        )
+        found.append(relu(np.hstack([query, seen, query * seen]) @ w["pair"] + w["pair_bias"]))
+    image = relu(np.hstack([cells.mean(0), cells.max(0)]) @ w["image"] + w["image_bias"])
+    inputs = np.hstack([np.mean(found, 0), np.max(found, 0), image])
+    expected = relu(inputs @ w["hidden"] + w["hidden_bias"]) @ w["match"] + w["match_bias"]
+    assert match_of(w, grid, words) == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_an_image_is_given_its_own_captions_and_those_of_similar_ones() -> None:
+    means = np.random.default_rng(3).normal(size=(100, 4))
+    offered = offered_captions(means, [[2 * image, 2 * image + 1] for image in range(100)])
+    assert offered.shape == (100, OWN + NEAREST + SIMILAR + OTHERS)
+    assert offered[7, :2].tolist() == [14, 15], "its own, first"
+    standard = (means - means.mean(0)) / means.std(0)
+    cosine = standard @ standard[7] / np.linalg.norm(standard, axis=1)
+    nearest = np.argsort(-cosine)[: NEAREST + 1]  # and itself
+    found = set((offered[7] // 2).tolist())
+    assert {*nearest.tolist()} <= found
+    assert NEAREST + SIMILAR < len(found) <= 1 + NEAREST + SIMILAR + OTHERS
