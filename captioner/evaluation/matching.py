@@ -15,7 +15,7 @@ from captioner.generation.confidence import match
 from captioner.log import progress_bar
 
 SIZE = 128  # of words and hidden units
-# Captions that a training image is given: of its beam, of images like it, and of others.
+# Captions that a training image is given: of its own beam, the nearest images', and others'.
 OWN, NEAREST, SIMILAR, OTHERS = 5, 16, 8, 3
 DROPOUT, CELL_DROPOUT = 0.3, 0.2
 LEARNING_RATE, WEIGHT_DECAY = 2e-3, 0.05
@@ -42,7 +42,7 @@ def offered_captions(means: np.ndarray, beams: Sequence[Sequence[int]]) -> np.nd
         nearest, similar = np.split(np.argsort(-likeness)[: 10 * SIMILAR], [NEAREST])
         others = [*nearest, *generator.permutation(similar)[:SIMILAR]]
         others += generator.integers(0, len(beams), OTHERS).tolist()
-        # mostly the best caption, as it is of one that the confidence will be asked
+        # Mostly the best of each beam: its confidence is what people ask for.
         chosen = [beams[x][int(generator.random() ** 3 * len(beams[x]))] for x in others]
         different = list(dict.fromkeys([*own, *chosen]))
         rows.append(np.resize(different, OWN + len(chosen)))
@@ -73,7 +73,8 @@ def train_matcher(
     def dropout(values: Tensor) -> Tensor:
         return F.dropout(values, CELL_DROPOUT if values.ndim == 3 else DROPOUT)
 
-    with torch.random.fork_rng(), progress_bar(total=EPOCHS, desc="matcher", unit="epoch") as bar:
+    bar = progress_bar(total=EPOCHS, desc="matcher", unit="epoch")
+    with bar, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         images, choices = torch.from_numpy(grids), torch.from_numpy(offered)
         rows = [torch.tensor(each) for each in captions]
