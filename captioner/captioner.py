@@ -230,7 +230,7 @@ class Captioner:
             found = self._sample(grid, options)
         else:
             wanted = options
-            if calibrator and "agreement" in calibrator.features:  # with others; earlier versions
+            if calibrator and {"margin", "agreement"} & {*calibrator.features}:  # of all captions
                 wanted = replace(options, num_captions=options.beam_size)
             found = search(self.engine.decoder, grid, wanted, self.engine.search_graphs)
         if not all(found):

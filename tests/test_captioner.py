@@ -337,6 +337,10 @@ def test_with_a_calibrator_captions_have_a_confidence(
             assert caption.confidence_threshold == 0.4
             assert caption.to_dict()["confidence"] == pytest.approx(expected, abs=1e-5)
             assert caption.to_dict()["confidence_threshold"] == 0.4
+    one = (0.0,), (1.0,), (1.0,), 0.0, 0.4, 0.5
+    captioner.calibrator = Calibrator(*one, features=("margin",))  # of earlier versions
+    assert captioner.caption(paths[0]).confidence != 0.5, "the others of the beam count"
+    captioner.calibrator = calibrator
     captioner.save_pretrained(tmp_path / "copy")
     Captioner(*tiny.model(), calibrator=calibrator).save_pretrained(tmp_path / "made")
     for saved in (tmp_path / "copy", tmp_path / "made"):

@@ -126,8 +126,7 @@ def collect_training(
     most = max(len(image.captions) for image in images)
     usable = [image for image in images if len(image.captions) >= most / 2]
     order = np.random.default_rng(0).permutation(len(usable))
-    most = min(TRAINING_SHARE * count, TRAINING_IMAGES)
-    chosen = [usable[index] for index in order[:most]]
+    chosen = [usable[index] for index in order[: min(TRAINING_SHARE * count, TRAINING_IMAGES)]]
     rows, grids, beams, references = [], [], [], []
     captions: dict[tuple[int, ...], int] = {}  # numbers of the different captions
     for image, found, vectors in _captioned(captioner, "training", chosen, OWN):
@@ -152,7 +151,7 @@ def collect_training(
         np.stack(grids),
         list(captions),
         offered,
-        scores.reshape(offered.shape),
+        np.minimum(scores, MOST_SCORE).reshape(offered.shape),
         words=len(captioner.vocabulary),
         right_from=right_from,
         device=captioner.device if captioner.engine.name == "torch" else "cpu",

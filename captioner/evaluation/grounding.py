@@ -40,7 +40,7 @@ class GroundedWord:
             and `..._gain`, the model's minus `..._others`.
     """
 
-    image: Hashable
+    image: Hashable  # its key in the annotations
     category: str
     figures: dict[str, float]
 

@@ -15,7 +15,8 @@ from captioner.generation.confidence import match
 from captioner.log import progress_bar
 
 SIZE = 128  # of words and hidden units
-# Captions that a training image is given: of its own beam, the nearest images', and others'.
+# Captions that a training image is given: of its own beam; of the nearest images; of some of the
+# 10 * SIMILAR nearest; of any images.
 OWN, NEAREST, SIMILAR, OTHERS = 5, 16, 8, 3
 DROPOUT, CELL_DROPOUT = 0.3, 0.2
 LEARNING_RATE, WEIGHT_DECAY = 2e-3, 0.05
@@ -79,7 +80,7 @@ def train_matcher(
         images, choices = torch.from_numpy(grids), torch.from_numpy(offered)
         rows = [torch.tensor(each) for each in captions]
         texts = pad_sequence(rows, batch_first=True, padding_value=Vocabulary.pad).to(device)
-        targets = torch.from_numpy(scores).float().clamp(max=2.0)  # few captions have more
+        targets = torch.from_numpy(scores).float()
         weights = {name: each.to(device) for name, each in _first_weights(images, words).items()}
         learned = [each.requires_grad_() for name, each in weights.items() if name not in FIXED]
         optimizer = torch.optim.AdamW(learned, LEARNING_RATE, weight_decay=WEIGHT_DECAY)

@@ -37,7 +37,7 @@ def confidence_features(
     attended_norm: Logarithm of the annotation vectors' norms under the attention map, mean of the
         words: vectors are long where the encoder finds what it knows.
     image_norm: Norm of the image's mean annotation vector.
-    match: With a matcher (weights of `matching.match`): its logit that the caption is right.
+    match: The logit of `match`, the network of these weights, that the caption is right.
     """
     maps = hypothesis.maps.astype(np.float64)
     place = np.array(hypothesis.tokens, dtype=np.float64) + 1  # in the vocabulary
