@@ -280,7 +280,10 @@ def meteor_scores(
     program = ("-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", str(jar))
     pairs = zip(references, candidates, strict=True)
     source = "".join(" ||| ".join(("SCORE", *truths, text)) + "\n" for truths, text in pairs)
-    done = java.run(*program, "-", "-", "-stdio", "-l", "en", "-norm", source=source)
+    # Named, because METEOR does not find them by itself in a folder with a blank in its name.
+    paraphrases = str(jar.parent / "data" / "paraphrase-en.gz")
+    options = ("-stdio", "-l", "en", "-norm", "-a", paraphrases)
+    done = java.run(*program, "-", "-", *options, source=source)
     try:
         rows = [line.split() for line in done.stdout.splitlines()]
         counts = np.array(rows, float).reshape(len(candidates), 23)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pycocoevalcap.cider.cider_scorer import CiderScorer
+from pycocoevalcap.meteor import meteor
 
 from captioner.evaluation import metrics
 from captioner.evaluation.metrics import CiderD, quick_scores, score_captions
@@ -89,8 +90,10 @@ GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.50050
 
 @pytest.mark.parametrize("has_java", [pytest.param(True, marks=pytest.mark.java), False])
 def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(
-    has_java: bool, monkeypatch: pytest.MonkeyPatch
+    has_java: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "a blank").symlink_to(Path(meteor.__file__).parent)
+    monkeypatch.setattr(meteor, "__file__", str(tmp_path / "a blank" / "meteor.py"))
     if not has_java:
         monkeypatch.setenv("PATH", "/nonexistent")
     candidates = dict(enumerate(GOLDEN_CAPTIONS))
