@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,11 @@ GOLDEN_CIDER = [4.100550993, 1.592413716, 0.748810464, 0.0, 2.454567238, 0.50050
 def test_scores_of_invented_captions_are_those_that_pycocoevalcap_gave(
     has_java: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "a blank").symlink_to(Path(meteor.__file__).parent)
-    monkeypatch.setattr(meteor, "__file__", str(tmp_path / "a blank" / "meteor.py"))
+    installed, folder = Path(meteor.__file__).parent, tmp_path / "a blank"
+    folder.mkdir()
+    shutil.copy(installed / meteor.METEOR_JAR, folder)
+    (folder / "data").symlink_to(installed / "data")
+    monkeypatch.setattr(meteor, "__file__", str(folder / "meteor.py"))
     if not has_java:
         monkeypatch.setenv("PATH", "/nonexistent")
     candidates = dict(enumerate(GOLDEN_CAPTIONS))
