@@ -75,7 +75,7 @@ def train_matcher(
         return F.dropout(values, CELL_DROPOUT if values.ndim == 3 else DROPOUT)
 
     bar = progress_bar(total=EPOCHS, desc="matcher", unit="epoch")
-    with bar, torch.random.fork_rng(devices=[]):
+    with bar, torch.random.fork_rng([device] if torch.cuda.is_initialized() else []):
         torch.manual_seed(0)
         images, choices = torch.from_numpy(grids), torch.from_numpy(offered)
         rows = [torch.tensor(each) for each in captions]
@@ -106,8 +106,10 @@ def train_matcher(
 
 def _first_weights(images: Tensor, words: int) -> dict[str, Tensor]:
     sample = images[:1000].float()
-    dim = sample.shape[-1]
-    weights = {"mean": sample.mean((0, 1)), "scale": sample.std((0, 1)) + 1e-6}
+    std, dim = sample.std((0, 1)), sample.shape[-1]
+    # What hardly ever differs is left out: where it does, it would drown all else.
+    scale = std.masked_fill(std <= std.mean() / 100, torch.inf)
+    weights = {"mean": sample.mean((0, 1)), "scale": scale}
     weights["words"] = torch.randn(words, SIZE)
     inputs = {"key": dim, "value": dim, "pair": 3 * SIZE, "image": 2 * dim, "hidden": 3 * SIZE}
     for name, size in {**inputs, "match": SIZE}.items():
