@@ -2,8 +2,7 @@
 
 PyTorch's own fake tensors have no values, without which no search ends; these have them. A tensor
 "on cuda" is a `Pretended`. It meets tensors of the CPU in an error, as on a GPU, unless these are
-scalars; and each time that a value of it is read, the place of the program that waits for it is
-noted.
+scalars; and each time that a value of it is read, the place of the program that waits is noted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Every recipe on a pretended GPU: no tensor of the CPU meets one of the GPU, and few waits for it.
 
-A training step waits once, for whether the gradient is finite; a search every few words and at its
-end.
+A training step waits once, for whether the gradient is finite; a search every few words.
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ _MAPS = {"maps": pa.list_(pa.float16()), "shape": pa.list_(pa.int32())}
 class Job:
     """The settings of a run that every worker needs.
 
-    `run_batch` resolves the engine `auto`: another node might choose another one, with other last
-    bits.
+    `run_batch` resolves the engine `auto`: another node might choose one with other last bits.
     """
 
     output: str  # folder or URL that is written to

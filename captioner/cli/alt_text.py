@@ -267,8 +267,7 @@ def save_sidecar(file: Path, text: str, *, merge: bool = False, overwrite: bool 
 def merged(content: bytes, text: str, *, overwrite: bool = False) -> bytes:
     """Return a sidecar with the description and the alternative text that it lacks.
 
-    They come into an `rdf:Description` of their own, at the end; `overwrite` replaces those that it
-    has, too.
+    They come into an `rdf:Description` of their own, last; `overwrite` also replaces what it has.
 
     Raises:
         ValueError, ParseError: It is no XMP in UTF-8.

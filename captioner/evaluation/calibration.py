@@ -14,6 +14,7 @@ from captioner.evaluation.metrics import CiderD, tokenize
 from captioner.generation import Hypothesis, search
 from captioner.generation.arrays import to_numpy
 from captioner.generation.confidence import FEATURES, MATCH, Calibrator, confidence_features
+from captioner.generation.scoring import force_decode
 from captioner.log import logger, progress_bar
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ RIDGE = 1.0  # weight of the squared weights, in captions
 # Training images that are captioned too: as many for each validation image, and at most.
 TRAINING_SHARE, TRAINING_IMAGES, TRAINING_BYTES = 8, 10_000, 2**30
 LEAST_FOR_MATCHER = 1000  # training images
-DIRECTION_RIDGE = 300.0  # as RIDGE, for the many weights that training images give
 MOST_SCORE = 2.0  # no higher CIDEr-D counts: few captions have one
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
@@ -38,7 +38,7 @@ class CalibrationData:
     """Captions of one data set.
 
     Attributes:
-        features: [N, F + D]: the F `confidence_features` and the image's mean annotation vector.
+        features: [N, F], the `confidence_features`.
         scores: [N], CIDEr-D, from 0 to 10.
     """
 
@@ -54,18 +54,17 @@ def calibrate(
     *,
     right_from: float = RIGHT_FROM,
 ) -> tuple[Calibrator, dict[str, Any]]:
-    """Caption validation images, and some training images to learn from; fit as `fit` does.
+    """Caption validation images, and training images to train a matcher; fit as `fit` does.
 
     Args:
         sources: Name of each data set, and its validation images.
-        training: Other images; their captions also give CIDEr-D's document frequencies.
+        training: Other images, of which LEAST_FOR_MATCHER are enough for a matcher; their captions
+            also give CIDEr-D's document frequencies.
     """
-    learned, matcher = None, None
-    if training:
-        count = sum(len(images) for _, images in sources)
-        learned, matcher = collect_training(captioner, training, count, right_from)
+    count = sum(len(images) for _, images in sources)
+    matcher = matcher_for(captioner, training, count, right_from)
     data = [collect(captioner, name, images, training, matcher) for name, images in sources]
-    return fit(data, learned, matcher, right_from=right_from)
+    return fit(data, matcher, right_from=right_from)
 
 
 def caption_scores(
@@ -102,68 +101,82 @@ def collect(
     join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
     rows, texts, references = [], [], []
     for image, found, vectors in _captioned(captioner, name, images):
-        rows.append(_row(found[0], vectors, matcher))
+        rows.append([*confidence_features(found[0], vectors, matcher).values()])
         texts.append(join(decode(found[0].tokens)))
         references.append(image.captions)
     scores = caption_scores(texts, references, [image.captions for image in training])
-    return CalibrationData(name, np.stack(rows), scores)
+    return CalibrationData(name, np.array(rows), scores)
 
 
-def collect_training(
+def matcher_for(
     captioner: Captioner, images: Sequence[CaptionedImage], count: int, right_from: float
-) -> tuple[CalibrationData, dict[str, np.ndarray] | None]:
+) -> dict[str, np.ndarray] | None:
     """Caption as many training images as `count` validation images need, and train a matcher.
 
     Images with fewer than half of the most references are left out: they say little of a caption.
 
     Returns:
-        Features and scores of the best captions, and the matcher's weights; None where there are
-        fewer than LEAST_FOR_MATCHER images.
+        The matcher's weights; None where there are fewer than LEAST_FOR_MATCHER images.
     """
-    # PyTorch, which evaluation without it does not need
-    from captioner.evaluation.matching import OWN, offered_captions, train_matcher
-
-    most = max(len(image.captions) for image in images)
+    most = max((len(image.captions) for image in images), default=0)
     usable = [image for image in images if len(image.captions) >= most / 2]
     order = np.random.default_rng(0).permutation(len(usable))
     chosen = [usable[index] for index in order[: min(TRAINING_SHARE * count, TRAINING_IMAGES)]]
-    rows, grids, beams, references = [], [], [], []
-    captions: dict[tuple[int, ...], int] = {}  # numbers of the different captions
-    for image, found, vectors in _captioned(captioner, "training", chosen, OWN):
-        rows.append(_row(found[0], vectors))
+    if len(chosen) < LEAST_FOR_MATCHER:
+        return None
+
+    # PyTorch, which evaluation without it does not need
+    from captioner.evaluation.matching import OWN, offered_captions, train_matcher
+
+    read, grids, beams = [], [], []
+    numbers: dict[tuple[int, ...], int] = {}  # of the different captions
+    for image, found, vectors in _captioned(captioner, "training", chosen, count=OWN):
+        read.append(image)
         grids.append(vectors.astype(np.float16))
-        beams.append([captions.setdefault(tuple(each.tokens), len(captions)) for each in found])
-        references.append(_words(image.captions))
+        beams.append([numbers.setdefault(tuple(each.tokens), len(numbers)) for each in found])
         if len(grids) * grids[0].nbytes > TRAINING_BYTES:
             break
-    scorer = CiderD(references, [_words(image.captions) for image in images])
+    captions = list(numbers)
+    offered = offered_captions(np.stack([grid.mean(0, np.float32) for grid in grids]), beams)
+    row = {image: number for number, image in enumerate(read)}
+    given = {image: [captions[number] for number in offered[n]] for image, n in row.items()}
+    log_probs = np.zeros((*offered.shape, max(map(len, captions))), np.float32)
+    for image, found, _ in _captioned(captioner, "likelihood", read, given=given):
+        for each, values in zip(found, log_probs[row[image]], strict=True):
+            values[: len(each.tokens)] = each.log_probs
+    documents = [_words(image.captions) for image in images]
+    scorer = CiderD([_words(image.captions) for image in read], documents)
     join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
     texts = _words([join(decode(tokens)) for tokens in captions])
-    best = scorer.scores(range(len(beams)), [texts[each[0]] for each in beams])
-    data = CalibrationData("training", np.stack(rows), best)
-    if len(beams) < LEAST_FOR_MATCHER:
-        return data, None
-
-    offered = offered_captions(data.features[:, len(FEATURES) :], beams)
-    owners = np.arange(len(beams)).repeat(offered.shape[1])
+    owners = np.arange(len(read)).repeat(offered.shape[1])
     scores = scorer.scores(owners.tolist(), [texts[number] for number in offered.ravel()])
-    matcher = train_matcher(
+    return train_matcher(
         np.stack(grids),
-        list(captions),
+        captions,
         offered,
+        log_probs,
         np.minimum(scores, MOST_SCORE).reshape(offered.shape),
         words=len(captioner.vocabulary),
         right_from=right_from,
         device=captioner.device if captioner.engine.name == "torch" else "cpu",
     )
-    return data, matcher
 
 
 def _captioned(
-    captioner: Captioner, name: str, images: Sequence[CaptionedImage], count: int = 1
+    captioner: Captioner,
+    name: str,
+    images: Sequence[CaptionedImage],
+    *,
+    count: int = 1,
+    given: Mapping[CaptionedImage, Sequence[Sequence[int]]] | None = None,
 ) -> Iterator[tuple[CaptionedImage, list[Hypothesis], np.ndarray]]:
-    """Yield each image that can be read with its best captions and annotation vectors [L, D]."""
-    engine, options = captioner.engine, captioner.options()
+    """Yield each image that can be read with its captions and annotation vectors [L, D].
+
+    Args:
+        count: Captions of each image, the best; not more than the search's beams.
+        given: Captions of each image, as many of all, to be scored instead of a search.
+    """
+    decoder, options = captioner.engine.decoder, captioner.options()
     options = replace(options, num_captions=min(count, options.beam_size))
     read = 0
 
@@ -174,25 +187,21 @@ def _captioned(
     with progress_bar(total=len(images), desc=name, unit="photo") as bar:
         for batch in opened(((image, image.path) for image in images), failed, captioner.device):
             grid, _ = captioner.encode([photo for _, photo in batch])
-            results = search(engine.decoder, grid, options, engine.search_graphs)
             images_of_batch = [image for image, _ in batch]
-            yield from zip(images_of_batch, results, to_numpy(grid.features), strict=True)
+            if given is None:
+                found = search(decoder, grid, options, captioner.engine.search_graphs)
+            else:
+                texts = [given[image] for image in images_of_batch]
+                found = force_decode(decoder, grid, texts, max_words=options.max_words)
+            yield from zip(images_of_batch, found, to_numpy(grid.features), strict=True)
             bar.update(len(batch))
             read += len(batch)
     if not read:
         raise DataError(f"{name}: none of the {len(images)} photos can be read")
 
 
-def _row(
-    hypothesis: Hypothesis, vectors: np.ndarray, matcher: Mapping[str, np.ndarray] | None = None
-) -> np.ndarray:
-    features = confidence_features(hypothesis, vectors, matcher)
-    return np.concatenate([list(features.values()), vectors.mean(0)])
-
-
 def fit(
     data: Sequence[CalibrationData],
-    training: CalibrationData | None = None,
     matcher: Mapping[str, np.ndarray] | None = None,
     *,
     right_from: float = RIGHT_FROM,
@@ -200,9 +209,6 @@ def fit(
     """Fit a calibrator on all data sets together.
 
     Args:
-        training: Captions of training images. The model has learned from them, so they do not say
-            how many captions are right. But there are many, and they tell for what images captions
-            are better: that is one more feature.
         matcher: The network with which the features of `data` were computed.
 
     Returns:
@@ -221,11 +227,7 @@ def fit(
             "right and wrong ones: give more photos that the model has not learned from"
         )
     names = (*FEATURES, MATCH) if matcher else FEATURES
-    features, vectors = features[:, : len(names)], features[:, len(names) :]
-    direction = () if training is None else _direction(training)
-    if direction:
-        features = np.column_stack([features, vectors @ np.array(direction)])
-    empty = Calibrator((), (), (), 0.0, 0.0, right_from, "", names, direction, matcher=matcher)
+    empty = Calibrator((), (), (), 0.0, 0.0, right_from, "", names, matcher=matcher)
     folds = np.random.default_rng(0).permutation(len(right)) % FOLDS
     predicted = np.zeros(len(right))
     for fold in range(FOLDS):
@@ -248,17 +250,6 @@ def fit(
         part = slice(start, start := start + len(each.scores))
         report[each.name] = calibration_report(predicted[part], right[part], calibrator.threshold)
     return calibrator, report
-
-
-def _direction(training: CalibrationData) -> tuple[float, ...]:
-    """Return D weights of the mean annotation vector: those of a ridge regression to the score."""
-    mean, scale = training.features.mean(0), training.features.std(0)
-    scale[scale < 1e-9] = 1.0
-    inputs = (training.features - mean) / scale
-    scores = np.minimum(training.scores, MOST_SCORE)
-    ridge = DIRECTION_RIDGE * np.eye(inputs.shape[1])
-    weights = np.linalg.solve(inputs.T @ inputs + ridge, inputs.T @ (scores - scores.mean()))
-    return tuple((weights / scale)[len(FEATURES) :].round(6).tolist())
 
 
 def _fit_logistic(empty: Calibrator, features: np.ndarray, right: np.ndarray) -> Calibrator:

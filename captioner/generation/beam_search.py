@@ -61,8 +61,7 @@ class SearchOptions:
         sample: Draw captions from the model's distribution, word by word, instead of searching.
             They come as drawn: some may be the same, and rules on repeated words do not apply.
         temperature: When sampling, logits are divided by it; below 1 likely words become likelier.
-        top_p: When sampling, draw only from the fewest likeliest words whose probabilities sum to
-            this.
+        top_p: When sampling, draw from the fewest likeliest words whose probabilities sum to it.
         seed: Seed of all that is sampled, to draw the same again; None does not fix it.
     """
 

@@ -23,6 +23,7 @@ FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_
 MATCH = "match"  # one more, where training images were enough to train a matcher
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
+LEAST_LOG_PROB, CERTAINTY = -8.0, 3  # that `match` tells from less; numbers that it makes of one
 
 
 def confidence_features(
@@ -51,8 +52,8 @@ def confidence_features(
         "image_norm": float(np.linalg.norm(image.mean(0))),
     }
     if matcher:
-        found = match(matcher, image[None], np.array(hypothesis.tokens)[None, None])
-        features[MATCH] = float(found[0, 0, 0])
+        caption = np.array([[hypothesis.tokens]]), hypothesis.log_probs[None, None]
+        features[MATCH] = float(match(matcher, image[None], *caption)[0, 0, 0])
     return features
 
 
@@ -60,6 +61,7 @@ def match(
     weights: Mapping[str, Array],
     grid: Array,
     tokens: Array,
+    log_probs: Array,
     dropout: Callable[[Array], Array] = lambda values: values,
 ) -> Array:
     """Return for captions the logit that they are right, and the expected CIDEr-D: [B, K, 2].
@@ -71,6 +73,7 @@ def match(
         weights: By name, from `evaluation.matching.train_matcher`.
         grid: [B, L, D], annotation vectors.
         tokens: [B, K, T], the words of K captions of each image, `<pad>` after the last.
+        log_probs: [B, K, T], the model's, of these words, in nats.
         dropout: Of annotation vectors, words and hidden units, in training.
     """
     xp = array_namespace(grid)
@@ -87,12 +90,17 @@ def match(
     query = xp.reshape(words, (images, captions * length, -1))
     scores = query @ xp.matrix_transpose(layer("key", cells)) * (2 / words.shape[-1] ** 0.5)
     seen = xp.reshape(xp.exp(log_softmax(scores)) @ layer("value", cells), words.shape)
-    found = dropout(hidden("pair", words, seen, words * seen))
+    log_probs = xp.clip(log_probs, min=LEAST_LOG_PROB)
+    certainty = xp.stack([-log_probs / 2, xp.exp(log_probs), xp.exp(log_probs / 8)], axis=-1)
+    # Matchers of earlier versions have no weights for it.
+    certainty = certainty[..., : weights["pair"].shape[0] - 3 * words.shape[-1]]
+    found = dropout(hidden("pair", words, seen, words * seen, certainty))
+    found = xp.concat([found, certainty], axis=-1)
     is_word = (tokens != Vocabulary.pad)[..., None]
     found = xp.where(is_word, found, xp.zeros_like(found))
     mean = xp.sum(found, axis=2) / xp.sum(xp.astype(is_word, found.dtype), axis=2)
     whole = xp.concat([xp.mean(cells, axis=1), xp.max(cells, axis=1)], axis=-1)
-    image = xp.broadcast_to(hidden("image", whole)[:, None], mean.shape)
+    image = xp.broadcast_to(hidden("image", whole)[:, None], (*mean.shape[:2], words.shape[-1]))
     return layer("match", dropout(hidden("hidden", mean, xp.max(found, axis=2), image)))
 
 
@@ -119,10 +127,7 @@ class Calibrator:
         right_from: CIDEr-D from which a caption is right.
         fitted_on: What data it was fitted on.
         features: Names of the features (`confidence_features`); earlier versions had others.
-        direction: D numbers. The product of the image's mean annotation vector with them is a
-            further feature: how right the captions of similar training images are.
-        directions: The same of earlier versions: rows of D numbers, for the mean over the words of
-            the annotation vectors that they attend to.
+        direction, directions: Of earlier versions: see `earlier_features`.
         matcher: Weights of the network of the feature `match`, if that is among the features.
     """
 
@@ -148,17 +153,12 @@ class Calibrator:
         self, hypotheses: Sequence[Hypothesis], image: np.ndarray, index: int = 0
     ) -> float:
         """Return the probability that one of the hypotheses of an image [L, D] is right."""
-        hypothesis = hypotheses[index]
-        features = confidence_features(hypothesis, image, self.matcher)
-        if not set(self.features) <= {*FEATURES, MATCH}:
-            from captioner.generation.earlier_features import earlier_features
+        features = confidence_features(hypotheses[index], image, self.matcher)
+        inputs = [features[name] for name in self.features if name in features]
+        if len(inputs) < len(self.mean):
+            from captioner.generation.earlier_features import earlier_inputs
 
-            features |= earlier_features(hypotheses, index)
-        inputs = [features[name] for name in self.features]
-        attended = hypothesis.maps.sum(0) @ image / len(hypothesis.tokens)
-        inputs += [np.array(direction) @ attended for direction in self.directions]
-        if self.direction:
-            inputs.append(image.mean(0) @ np.array(self.direction))
+            inputs = earlier_inputs(self, hypotheses, index, image)
         return float(self.probabilities(np.array([inputs]))[0])
 
     def to_files(self) -> dict[str, bytes]:

@@ -9,9 +9,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioner.generation.beam_search import Hypothesis
-from captioner.generation.confidence import mean_log_prob
+from captioner.generation.confidence import Calibrator, confidence_features, mean_log_prob
 
 MAX_N = 4
+
+
+def earlier_inputs(
+    calibrator: Calibrator, hypotheses: Sequence[Hypothesis], index: int, image: np.ndarray
+) -> list[float]:
+    """Return what a calibrator weighs: its features, and products with its directions.
+
+    Each of the `directions` is D numbers, for the mean over the words of the annotation vectors
+    [L, D] that they attend to; the `direction` is for the mean of all annotation vectors.
+    """
+    chosen = hypotheses[index]
+    found = confidence_features(chosen, image, calibrator.matcher)
+    found |= earlier_features(hypotheses, index)
+    attended = chosen.maps.sum(0) @ image / len(chosen.tokens)
+    inputs = [found[name] for name in calibrator.features]
+    inputs += [np.array(direction) @ attended for direction in calibrator.directions]
+    if calibrator.direction:
+        inputs.append(image.mean(0) @ np.array(calibrator.direction))
+    return inputs
 
 
 def earlier_features(hypotheses: Sequence[Hypothesis], index: int) -> dict[str, float]:

@@ -84,8 +84,7 @@ def validate(
 ) -> Validation:
     """Caption every readable image and score the captions.
 
-    Several processes share the images; process 0 scores the captions. The model stays in evaluation
-    mode.
+    Several processes share the images; process 0 scores. The model stays in evaluation mode.
     """
     model.eval()
     images, cache = data.images, data.cache

@@ -35,8 +35,7 @@ class Caption:
 
     Attributes:
         words: T words, without the start and end tokens.
-        maps: float32 [T, rows, columns]; each map sums to 1. Row-major cells of the network's
-            input.
+        maps: float32 [T, rows, columns]; each sums to 1. Row-major cells of the network's input.
         beta: float32 [T], the gate's mean for each word; None where the decoder has no gate.
         log_probs: float32 [T], natural log-probability of each word given the ones before.
         end_log_prob: Log-probability of ending there; None if the search was cut off before.
@@ -117,8 +116,7 @@ class Caption:
     def of_head(self, layer: int | None = None, head: int | None = None) -> Caption:
         """Return the caption with the maps of one layer and head, both counted from 1.
 
-        layer None is the last; head None is the mean of its heads. Cells and paths belong to the
-        last layer.
+        layer None is the last; head None is the mean of its heads. Cells and paths are the last's.
         """
         layers, heads = (1, 1) if self.heads is None else self.heads.shape[1:3]
         check_head(layer, head, layers, heads)

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from captioner.evaluation.calibration import (
     calibration_report,
     caption_scores,
     collect,
-    collect_training,
     fit,
+    matcher_for,
 )
 from captioner.generation import Hypothesis, search
 from captioner.generation.arrays import to_numpy
@@ -37,6 +38,7 @@ from captioner.generation.confidence import (
     confidence_features,
 )
 from captioner.generation.earlier_features import earlier_features, similarity
+from captioner.generation.scoring import force_decode
 
 
 def drawn(count: int, seed: int, *, weight: float = 2.0) -> CalibrationData:
@@ -82,8 +84,7 @@ def test_the_report_by_hand() -> None:
     found = calibration_report(confidence, right, threshold=0.5)
     assert found["right"] == 0.5
     assert len(found["bins"]) == 10
-    assert found["unsure"] == 0.5
-    assert found["unsure_right"] == 0.2
+    assert (found["unsure"], found["unsure_right"]) == (0.5, 0.2)
     assert found["risk_coverage"][-1] == {"coverage": 1.0, "right": 0.5}
     assert found["risk_coverage"][4]["right"] == 0.8
     expected = sum(abs(b["confidence"] - b["right"]) * b["num_images"] for b in found["bins"]) / 20
@@ -96,6 +97,8 @@ def test_too_little_to_learn_from_is_one_sentence() -> None:
     data = drawn(100, 0)
     with pytest.raises(DataError, match="100 of 100 captions are right"):
         fit([CalibrationData("all right", data.features, np.ones(100))])
+    with pytest.raises(DataError, match="no better than chance"):
+        fit([CalibrationData("any", data.features, np.random.default_rng(1).integers(0, 2, 100))])
 
 
 def test_a_caption_is_scored_as_the_text_that_users_read(drawn_photos: Path) -> None:
@@ -104,10 +107,7 @@ def test_a_caption_is_scored_as_the_text_that_users_read(drawn_photos: Path) -> 
     captioner = Captioner(model, config, subwords)
     photos = sorted(drawn_photos.glob("*.jpg"))[:4]
     texts = [caption.text for caption in captioner.caption_batch(photos)]
-    images = [
-        CaptionedImage(photo, (text,), number)
-        for number, (photo, text) in enumerate(zip(photos, texts, strict=True))
-    ]
+    images = [CaptionedImage(p, (text,), text) for p, text in zip(photos, texts, strict=True)]
     assert "▁" not in "".join(texts)
     assert collect(captioner, "drawn", images).scores.max() == pytest.approx(10)
 
@@ -165,10 +165,11 @@ def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features(tmp_pat
     earlier = ("mean_log_prob", *EARLIER_FEATURES)
     content = {
         "features": list(earlier),
-        "mean": [0.0] * 7,
-        "scale": [1.0] * 7,
-        "weights": [1.0, 0.0, 0.0, 0.5, 0.0, 0.0, 2.0],
+        "mean": [0.0] * 8,
+        "scale": [1.0] * 8,
+        "weights": [1.0, 0.0, 0.0, 0.5, 0.0, 0.0, 2.0, 3.0],
         "directions": [[0.1, 0.2]],  # of the attended vector, here the mean
+        "direction": [0.3, -0.1],
         "bias": 0.25,
         "threshold": 0.3,
         "right_from": 0.5,
@@ -176,34 +177,12 @@ def test_a_calibrator_of_an_earlier_version_still_reads_its_own_features(tmp_pat
     (tmp_path / "calibrator.json").write_text(json.dumps(content))
     calibrator = Calibrator.from_folder(tmp_path)
     best = hypothesis([5, 23], [-1.0, -3.0], -2.0)
-    logit = -2.0 + 0.5 * 2 + 2.0 * (0.1 * 1.0 + 0.2 * 2.0) + 0.25
+    logit = -2.0 + 0.5 * 2 + 2.0 * (0.1 * 1.0 + 0.2 * 2.0) + 3.0 * 0.1 + 0.25
     expected = 1 / (1 + np.exp(-logit))
     assert calibrator.confidence([best], IMAGE) == pytest.approx(expected)
 
 
-def test_training_images_tell_for_what_images_captions_are_right() -> None:
-    """Captions differ in nothing but the image, in one of whose numbers their being right lies."""
-    generator = np.random.default_rng(0)
-
-    def photos(count: int) -> CalibrationData:
-        vectors = generator.normal(size=(count, 50))
-        right = vectors[:, 0] + generator.normal(size=count) / 4 > 0
-        none = np.zeros((count, len(FEATURES)))
-        return CalibrationData("d", np.hstack([none, vectors]), right * 1.0)
-
-    data = photos(200)
-    calibrator, report = fit([data], photos(2000))
-    assert report["all"]["auc"] > 0.9
-    with pytest.raises(DataError, match="no better than chance"):
-        fit([data])
-    caption = hypothesis([5], [-1.0], -1.0)
-    grid = np.zeros((4, 50))
-    grid[:, 0] = [1, -2, 5, 4]  # the mean counts
-    assert calibrator.confidence([caption], grid) > 0.9
-    assert calibrator.confidence([caption], -grid) < 0.1
-
-
-def test_training_images_are_as_many_as_validation_images_need(
+def test_a_matcher_learns_from_as_many_training_images_as_validation_images_need(
     tiny_model: Path, drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captioner = Captioner.from_pretrained(tiny_model, device="cpu")
@@ -212,10 +191,19 @@ def test_training_images_are_as_many_as_validation_images_need(
     counts = [1, 4, 4, 4, 4, 2]
     images = [CaptionedImage(p, ("a dog",) * n, n) for p, n in zip(photos, counts, strict=True)]
     monkeypatch.setattr(calibration, "TRAINING_SHARE", 4)
+    assert matcher_for(captioner, images, 100, 0.5) is None, "too few to train one"
+    monkeypatch.setattr(calibration, "LEAST_FOR_MATCHER", 4)
+    monkeypatch.setattr(matching, "train_matcher", lambda *given, **_: given)
     for validation_images, count in ((1, 4), (100, 5)):
-        data, matcher = collect_training(captioner, images, validation_images, 0.5)
-        assert len(data.scores) == count
-        assert matcher is None, "too few to train one"
+        given: Any = matcher_for(captioner, images, validation_images, 0.5)
+        assert [len(each) for each in given if each is not given[1]] == [count] * 4
+    grids, captions, offered, log_probs, _ = given
+    grid, _ = captioner.encode(photos[2:3])
+    row = np.abs(grids - to_numpy(grid.features)).sum((1, 2)).argmin()
+    texts = [captions[number] for number in offered[row]]
+    expected = force_decode(captioner.engine.decoder, grid, [texts])[0]
+    for found, each in zip(log_probs[row], expected, strict=True):
+        assert found[: len(each.tokens)] == pytest.approx(each.log_probs, abs=1e-4)
 
 
 def test_a_calibrator_survives_its_files_and_others_are_refused(tmp_path: Path) -> None:
