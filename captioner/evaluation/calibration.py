@@ -61,8 +61,7 @@ def calibrate(
         training: Other images, of which LEAST_FOR_MATCHER are enough for a matcher; their captions
             also give CIDEr-D's document frequencies.
     """
-    count = sum(len(images) for _, images in sources)
-    matcher = matcher_for(captioner, training, count, right_from)
+    matcher = matcher_for(captioner, training, sum(len(x) for _, x in sources), right_from)
     data = [collect(captioner, name, images, training, matcher) for name, images in sources]
     return fit(data, matcher, right_from=right_from)
 
@@ -119,7 +118,7 @@ def matcher_for(
         The matcher's weights; None where there are fewer than LEAST_FOR_MATCHER images.
     """
     most = max((len(image.captions) for image in images), default=0)
-    usable = [image for image in images if len(image.captions) >= most / 2]
+    usable = [image for image in dict.fromkeys(images) if len(image.captions) >= most / 2]
     order = np.random.default_rng(0).permutation(len(usable))
     chosen = [usable[index] for index in order[: min(TRAINING_SHARE * count, TRAINING_IMAGES)]]
     if len(chosen) < LEAST_FOR_MATCHER:
@@ -136,6 +135,8 @@ def matcher_for(
         beams.append([numbers.setdefault(tuple(each.tokens), len(numbers)) for each in found])
         if len(grids) * grids[0].nbytes > TRAINING_BYTES:
             break
+    if len(read) < LEAST_FOR_MATCHER:
+        return None
     captions = list(numbers)
     offered = offered_captions(np.stack([grid.mean(0, np.float32) for grid in grids]), beams)
     row = {image: number for number, image in enumerate(read)}
@@ -144,8 +145,7 @@ def matcher_for(
     for image, found, _ in _captioned(captioner, "likelihood", read, given=given):
         for each, values in zip(found, log_probs[row[image]], strict=True):
             values[: len(each.tokens)] = each.log_probs
-    documents = [_words(image.captions) for image in images]
-    scorer = CiderD([_words(image.captions) for image in read], documents)
+    scorer = CiderD(*([_words(each.captions) for each in some] for some in (read, images)))
     join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
     texts = _words([join(decode(tokens)) for tokens in captions])
     owners = np.arange(len(read)).repeat(offered.shape[1])
@@ -174,7 +174,7 @@ def _captioned(
 
     Args:
         count: Captions of each image, the best; not more than the search's beams.
-        given: Captions of each image, as many of all, to be scored instead of a search.
+        given: Captions of each image, the same number of all, to be scored instead of a search.
     """
     decoder, options = captioner.engine.decoder, captioner.options()
     options = replace(options, num_captions=min(count, options.beam_size))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from captioner.data.vocabulary import Vocabulary
-from captioner.generation.confidence import CERTAINTY, match
+from captioner.generation.confidence import CERTAINTY_SIZE, match
 from captioner.log import progress_bar
 
 SIZE = 128  # of words and hidden units
@@ -67,7 +67,7 @@ def train_matcher(
         grids: float16 [N, L, D], annotation vectors of the images.
         captions: Word indices of each caption.
         offered: Numbers [N, C] of the captions that each image is given; some at a time.
-        log_probs: [N, C, T], of the words of these captions, T those of the longest.
+        log_probs: [N, C, T], of their words under the captioning model; T words in the longest.
         scores: CIDEr-D [N, C] of these captions for the image.
         words: Size of the vocabulary.
         right_from: CIDEr-D from which a caption is right.
@@ -82,7 +82,7 @@ def train_matcher(
         images, choices = torch.from_numpy(grids), torch.from_numpy(offered)
         rows = [torch.tensor(each) for each in captions]
         texts = pad_sequence(rows, batch_first=True, padding_value=Vocabulary.pad).to(device)
-        likely, targets = torch.from_numpy(log_probs), torch.from_numpy(scores).float()
+        all_log_probs, targets = torch.from_numpy(log_probs), torch.from_numpy(scores).float()
         weights = {name: each.to(device) for name, each in _first_weights(images, words).items()}
         learned = [each.requires_grad_() for name, each in weights.items() if name not in FIXED]
         optimizer = torch.optim.AdamW(learned, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
@@ -93,8 +93,8 @@ def train_matcher(
             for batch in torch.randperm(len(images)).split(BATCH)[:steps]:
                 some = torch.rand(len(batch), offered.shape[1]).argsort(1)[:, :AT_ONCE]
                 given = texts[choices[batch].gather(1, some).to(device)]
-                known = likely[batch[:, None], some].to(device)
-                found = match(weights, images[batch].to(device).float(), given, known, dropout)
+                likely = all_log_probs[batch[:, None], some].to(device)
+                found = match(weights, images[batch].to(device).float(), given, likely, dropout)
                 score = targets[batch].gather(1, some).to(device)
                 right = (score >= right_from).float()
                 loss = F.binary_cross_entropy_with_logits(found[..., 0], right)
@@ -110,12 +110,12 @@ def train_matcher(
 def _first_weights(images: Tensor, words: int) -> dict[str, Tensor]:
     sample = images[:1000].float()
     std, dim = sample.std((0, 1)), sample.shape[-1]
-    # What hardly ever differs is left out: where it does, it would drown all else.
+    # Channels of almost no variance are left out: where one varies, it would drown the others.
     scale = std.masked_fill(std <= std.mean() / 100, torch.inf)
     weights = {"mean": sample.mean((0, 1)), "scale": scale}
     weights["words"] = torch.randn(words, SIZE)
     inputs = {"key": dim, "value": dim, "image": 2 * dim, "match": SIZE}
-    inputs |= {"pair": 3 * SIZE + CERTAINTY, "hidden": 3 * SIZE + 2 * CERTAINTY}
+    inputs |= {"pair": 3 * SIZE + CERTAINTY_SIZE, "hidden": 3 * SIZE + 2 * CERTAINTY_SIZE}
     for name, size in inputs.items():
         outputs = 2 if name == "match" else SIZE
         weights[name] = torch.empty(size, outputs).uniform_(-1, 1) * size**-0.5

@@ -23,7 +23,7 @@ FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_
 MATCH = "match"  # one more, where training images were enough to train a matcher
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
-LEAST_LOG_PROB, CERTAINTY = -8.0, 3  # that `match` tells from less; numbers that it makes of one
+LEAST_LOG_PROB, CERTAINTY_SIZE = -8.0, 3  # lower ones are clipped; what `match` makes of each
 
 
 def confidence_features(
@@ -73,7 +73,7 @@ def match(
         weights: By name, from `evaluation.matching.train_matcher`.
         grid: [B, L, D], annotation vectors.
         tokens: [B, K, T], the words of K captions of each image, `<pad>` after the last.
-        log_probs: [B, K, T], the model's, of these words, in nats.
+        log_probs: [B, K, T], of these words under the captioning model, in nats.
         dropout: Of annotation vectors, words and hidden units, in training.
     """
     xp = array_namespace(grid)
@@ -92,7 +92,7 @@ def match(
     seen = xp.reshape(xp.exp(log_softmax(scores)) @ layer("value", cells), words.shape)
     log_probs = xp.clip(log_probs, min=LEAST_LOG_PROB)
     certainty = xp.stack([-log_probs / 2, xp.exp(log_probs), xp.exp(log_probs / 8)], axis=-1)
-    # Matchers of earlier versions have no weights for it.
+    # Surprisal, probability, a flatter one, of like size; matchers of earlier versions read none.
     certainty = certainty[..., : weights["pair"].shape[0] - 3 * words.shape[-1]]
     found = dropout(hidden("pair", words, seen, words * seen, certainty))
     found = xp.concat([found, certainty], axis=-1)
@@ -127,7 +127,7 @@ class Calibrator:
         right_from: CIDEr-D from which a caption is right.
         fitted_on: What data it was fitted on.
         features: Names of the features (`confidence_features`); earlier versions had others.
-        direction, directions: Of earlier versions: see `earlier_features`.
+        direction, directions: Of earlier versions: see `earlier_features.earlier_inputs`.
         matcher: Weights of the network of the feature `match`, if that is among the features.
     """
 

@@ -189,19 +189,21 @@ def test_a_matcher_learns_from_as_many_training_images_as_validation_images_need
     photos = sorted(drawn_photos.glob("*.jpg"))[:6]
     # The first has fewer than half of the others' references.
     counts = [1, 4, 4, 4, 4, 2]
-    images = [CaptionedImage(p, ("a dog",) * n, n) for p, n in zip(photos, counts, strict=True)]
+    texts = (caption.text for caption in captioner.caption_batch(photos))
+    images = [CaptionedImage(p, (t,) * n, n) for p, t, n in zip(photos, texts, counts, strict=True)]
     monkeypatch.setattr(calibration, "TRAINING_SHARE", 4)
     assert matcher_for(captioner, images, 100, 0.5) is None, "too few to train one"
     monkeypatch.setattr(calibration, "LEAST_FOR_MATCHER", 4)
     monkeypatch.setattr(matching, "train_matcher", lambda *given, **_: given)
     for validation_images, count in ((1, 4), (100, 5)):
-        given: Any = matcher_for(captioner, images, validation_images, 0.5)
-        assert [len(each) for each in given if each is not given[1]] == [count] * 4
-    grids, captions, offered, log_probs, _ = given
+        given: Any = matcher_for(captioner, [*images, *images], validation_images, 0.5)
+        grids, captions, offered, log_probs, scores = given
+        assert len(grids) == len(offered) == len(log_probs) == len(scores) == count
+    assert (scores[:, 0] == calibration.MOST_SCORE).all(), "the best caption is the reference"
     grid, _ = captioner.encode(photos[2:3])
     row = np.abs(grids - to_numpy(grid.features)).sum((1, 2)).argmin()
-    texts = [captions[number] for number in offered[row]]
-    expected = force_decode(captioner.engine.decoder, grid, [texts])[0]
+    texts = [[captions[number] for number in offered[row]]]
+    expected = force_decode(captioner.engine.decoder, grid, texts)[0]
     for found, each in zip(log_probs[row], expected, strict=True):
         assert found[: len(each.tokens)] == pytest.approx(each.log_probs, abs=1e-4)
 
@@ -256,6 +258,6 @@ def test_a_calibrator_with_a_matcher_is_used_from_its_folder(
         assert caption.confidence == pytest.approx(again.confidence, abs=0.01)
     grid, _ = captioner.encode(photos[:1])
     (found,) = search(captioner.engine.decoder, grid, captioner.options())[0]
-    image = to_numpy(grid.features)[0]
-    other = confidence_features(replace(found, tokens=[5]), image, calibrator.matcher)[MATCH]
-    assert other != confidence_features(found, image, calibrator.matcher)[MATCH]
+    given = to_numpy(grid.features)[0], calibrator.matcher
+    ways = found, replace(found, tokens=[5]), replace(found, log_probs=found.log_probs - 1)
+    assert len({confidence_features(way, *given)[MATCH] for way in ways}) == 3

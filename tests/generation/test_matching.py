@@ -97,9 +97,7 @@ def test_the_formula_word_by_word(weights: dict[str, np.ndarray], numbers: int) 
         query = w["words"][word]
         scores = [query @ (cell @ w["key"] + w["key_bias"]) * 2 / 128**0.5 for cell in cells]
         attention = np.exp(scores) / np.exp(scores).sum()
-        seen = sum(
-            a * (c @ w["value"] + w["value_bias"]) for a, c in zip(attention, cells, strict=True)
-        )
+        seen = attention @ (cells @ w["value"] + w["value_bias"])
         likely = max(log_prob, -8)
         certainty = [-likely / 2, np.exp(likely), np.exp(likely / 8)][:numbers]
         inputs = np.hstack([query, seen, query * seen, certainty])
