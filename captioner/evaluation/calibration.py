@@ -26,8 +26,8 @@ FOLDS = 5
 BINS = 10
 RIDGE = 1.0  # weight of the squared weights, in captions
 # Training images that are captioned too: as many for each validation image, and at most.
-TRAINING_SHARE, TRAINING_IMAGES, TRAINING_BYTES = 8, 10_000, 2**30
-LEAST_FOR_MATCHER = 1000  # training images
+TRAINING_SHARE, TRAINING_IMAGES, TRAINING_BYTES = 20, 10_000, 2**30
+LEAST_FOR_MATCHER = 250  # training images
 MOST_SCORE = 2.0  # no higher CIDEr-D counts: few captions have one
 MARKED_RIGHT = 0.1  # share of the right captions that may be marked as unsure
 LEAST_IMAGES = 20
