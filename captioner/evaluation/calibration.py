@@ -25,7 +25,7 @@ RIGHT_FROM = 0.5
 FOLDS = 5
 BINS = 10
 RIDGE = 1.0  # weight of the squared weights, in captions
-# Training images that are captioned too: as many for each validation image, and at most.
+# Training images captioned too: for each validation image, at most, and bytes of their grids.
 TRAINING_SHARE, TRAINING_IMAGES, TRAINING_BYTES = 20, 10_000, 2**30
 LEAST_FOR_MATCHER = 250  # training images
 MOST_SCORE = 2.0  # no higher CIDEr-D counts: few captions have one
@@ -123,7 +123,6 @@ def matcher_for(
     chosen = [usable[index] for index in order[: min(TRAINING_SHARE * count, TRAINING_IMAGES)]]
     if len(chosen) < LEAST_FOR_MATCHER:
         return None
-
     # PyTorch, which evaluation without it does not need
     from captioner.evaluation.matching import OWN, offered_captions, train_matcher
 
@@ -139,13 +138,14 @@ def matcher_for(
         return None
     captions = list(numbers)
     offered = offered_captions(np.stack([grid.mean(0, np.float32) for grid in grids]), beams)
-    row = {image: number for number, image in enumerate(read)}
-    given = {image: [captions[number] for number in offered[n]] for image, n in row.items()}
+    given = {x: [captions[n] for n in some] for x, some in zip(read, offered, strict=True)}
     log_probs = np.zeros((*offered.shape, max(map(len, captions))), np.float32)
+    rows = dict(zip(read, log_probs, strict=True))  # views
     for image, found, _ in _captioned(captioner, "likelihood", read, given=given):
-        for each, values in zip(found, log_probs[row[image]], strict=True):
+        for each, values in zip(found, rows[image], strict=True):
             values[: len(each.tokens)] = each.log_probs
-    scorer = CiderD(*([_words(each.captions) for each in some] for some in (read, images)))
+    documents = [_words(image.captions) for image in images]
+    scorer = CiderD([_words(image.captions) for image in read], documents)
     join, decode = captioner.vocabulary.tokenizer.join, captioner.vocabulary.decode
     texts = _words([join(decode(tokens)) for tokens in captions])
     owners = np.arange(len(read)).repeat(offered.shape[1])

@@ -23,7 +23,7 @@ FEATURES = ("mean_log_prob", "rare_log_prob", "rarity", "attended_norm", "image_
 MATCH = "match"  # one more, where training images were enough to train a matcher
 EARLIER_FEATURES = ("margin", "least_log_prob", "length", "entropy", "agreement")
 COMMON_WORDS = 8  # the most frequent words of a vocabulary, which say little about an image
-LEAST_LOG_PROB, CERTAINTY_SIZE = -8.0, 3  # lower ones are clipped; what `match` makes of each
+LEAST_LOG_PROB, CERTAINTY_SIZE = -8.0, 3  # of `match`: lower bound; inputs made of each
 
 
 def confidence_features(
