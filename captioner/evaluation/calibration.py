@@ -138,7 +138,7 @@ def matcher_for(
         return None
     captions = list(numbers)
     offered = offered_captions(np.stack([grid.mean(0, np.float32) for grid in grids]), beams)
-    given = {x: [captions[n] for n in some] for x, some in zip(read, offered, strict=True)}
+    given = {image: [captions[n] for n in row] for image, row in zip(read, offered, strict=True)}
     log_probs = np.zeros((*offered.shape, max(map(len, captions))), np.float32)
     rows = dict(zip(read, log_probs, strict=True))  # views
     for image, found, _ in _captioned(captioner, "likelihood", read, given=given):

@@ -34,7 +34,7 @@ class TeacherTargets:
         return TeacherTargets(self.probs.repeat_interleave(times, 0), maps)
 
     def attention_divergence(self, maps: Tensor) -> Tensor:
-        """Return the KL divergence [N, T] in nats of maps [N, T, L] from theirs; 0 after the end."""
+        """Return the KL divergence [N, T] (nats) of maps [N, T, L] from theirs; 0 after the end."""
         assert self.maps is not None
         if maps.shape != self.maps.shape:
             raise ConfigError(
