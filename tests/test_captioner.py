@@ -296,6 +296,9 @@ def test_a_seed_repeats_the_cells_of_samples_too(paths: list[Path]) -> None:
                 for name in ("cells", "maps", "paths"):
                     np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
         assert len({tuple(caption.cells) for caption in drawn}) > 1 or len(drawn) == 1
+    drawn = captioner.sample(paths[0], seed=3)
+    scored = captioner.score(paths[0], drawn[0].text, seed=3)  # with the cells of the same seed
+    np.testing.assert_array_equal(drawn[0].cells, scored.cells)
 
 
 def test_a_saved_model_captions_alike(

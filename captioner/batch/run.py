@@ -355,8 +355,9 @@ class ShardWorker:
         rows, size = shard.rows, self.job.batch_size
         self.captioner.engine.seed(shard.number)  # for hard attention that samples
         photos = _tar_photos(rows) if is_tar(rows[0][1]) else _photos(rows, size)
+        images = prefetch(self._read, photos, self.captioner.device)
         written: list[dict[str, Any]] = []
-        while batch := list(islice(photos, size)):
+        while batch := list(islice(images, size)):
             written += self._caption(batch)
         failed = [(row["path"], row["error"]) for row in written if "error" in row]
         facts = {"rows": shard.digest, "settings": self.job.settings, "errors": len(failed)}
@@ -367,18 +368,18 @@ class ShardWorker:
         Folder(self.job.output).write(part_name(shard.number), file.getvalue())
         return Part(shard.number, len(written), failed)
 
-    def _caption(self, batch: list[_Photo]) -> list[dict[str, Any]]:
-        """Return the output rows of a batch, in its order."""
+    def _caption(self, batch: list[tuple[_Photo, Any]]) -> list[dict[str, Any]]:
+        """Return the output rows of a batch of photos, each with what `_read` returned for it."""
         # A column that a row lacks is null in the part.
-        rows: list[dict[str, Any]]
-        rows = [{"id": _text(photo.identity), "path": _text(photo.path)} for photo in batch]
+        rows: list[dict[str, Any]] = []
         inputs = []
-        read = prefetch(self._read, batch, self.captioner.device)
-        for row, image in zip(rows, read, strict=True):
+        for photo, image in batch:
+            row: dict[str, Any] = {"id": _text(photo.identity), "path": _text(photo.path)}
             if isinstance(image, ImageError):
                 row["error"] = _text(str(image))
             else:
                 inputs.append((row, image))
+            rows.append(row)
         captions = self.captioner.caption_batch([image for _, image in inputs], **self.job.search)
         for (row, _), caption in zip(inputs, captions, strict=True):
             row["caption"], row["words"] = caption.text, caption.words
@@ -388,14 +389,14 @@ class ShardWorker:
                 row["shape"] = list(caption.maps.shape)
         return rows
 
-    def _read(self, photo: _Photo) -> Any:
-        """Return the network's input for a photo with its geometry, or the error."""
+    def _read(self, photo: _Photo) -> tuple[_Photo, Any]:
+        """Return a photo, and the network's input for it with its geometry, or the error."""
         try:
             if isinstance(photo.source, ImageError):
                 raise photo.source
-            return self.captioner.transform.array(open_image(photo.source))
+            return photo, self.captioner.transform.array(open_image(photo.source))
         except ImageError as error:
-            return error
+            return photo, error
 
 
 class _Photo(NamedTuple):

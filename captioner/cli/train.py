@@ -172,6 +172,10 @@ def _accepted(key: str) -> str:
 class _HelpFormatter(DefaultHelpFormatter):
     """Shows what a setting accepts in words, where jsonargparse shows its Python type."""
 
+    def add_argument(self, action: argparse.Action) -> None:
+        if action.dest not in vars(Config()):  # as in --encoder FILE, which we refuse
+            super().add_argument(action)
+
     def _get_type_str(self, action: argparse.Action) -> str | None:
         return _accepted(action.dest) or None
 

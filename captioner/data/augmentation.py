@@ -67,9 +67,7 @@ def resize_on_tensor(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         tensor = torch.from_numpy(pixels)  # which is only read
     # With these strides of a batch of one, PyTorch takes its channels-last way.
-    height, width, channels = pixels.shape
-    row, column, channel = tensor.stride()
-    batch = tensor.as_strided((1, channels, height, width), (height * row, channel, row, column))
+    batch = tensor.unsqueeze(0).permute(0, 3, 1, 2)
     resized: Any = F.interpolate(batch, size=size, mode=mode, antialias=True)
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 

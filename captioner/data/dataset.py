@@ -176,9 +176,9 @@ class CaptionBatches:
             return entries
         repeats, captions = np.divmod(entries, len(self.captions))
         views = self.captions.image_of[captions] + repeats * (self.captions.image_of.max() + 1)
-        _, first, view_of = np.unique(views, return_index=True, return_inverse=True)
-        place = np.argsort(np.argsort(first))[view_of]  # of the view, in the order of the batch
-        return entries[place * processes // len(first) == process]
+        places = {view: place for place, view in enumerate(dict.fromkeys(views.tolist()))}
+        place = np.array([places[view] for view in views.tolist()])
+        return entries[place * processes // len(places) == process]
 
     def _views(self, source: int, images: int, weight: float, epoch: int) -> np.ndarray:
         """Return how often an epoch shows each image of a source, int [images]."""

@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import Generator, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,7 @@ def load_items(
         generator=torch.Generator(),
         worker_init_fn=_ignore_signals,
     )
+    own = set[BaseProcess]()
     others = set(multiprocessing.active_children())
     # PyTorch's handler of SIGCHLD would raise in the middle of a step when a worker dies, which the
     # loader notices as well.
@@ -43,7 +45,10 @@ def load_items(
     handler = child and signal.getsignal(child)
     try:
         with blocked_interrupts():
-            items = iter(loader)
+            try:
+                items = iter(loader)
+            finally:
+                own = set(multiprocessing.active_children()) - others
         if child is not None and threading.current_thread() is threading.main_thread():
             signal.signal(child, handler or signal.SIG_DFL)
         yield from items
@@ -64,7 +69,7 @@ def load_items(
             "further processes), and go on with --resume"
         ) from None
     finally:
-        for process in set(multiprocessing.active_children()) - others:
+        for process in own:
             process.kill()  # they ignore the SIGTERM that PyTorch would send
             process.join(_JOIN_TIMEOUT_S)
 

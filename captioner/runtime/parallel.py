@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Protocol, TypeVar
 PASSES = 2  # in parallel on a CPU; measured on two cores only
 READERS = 8  # threads at most that read images for a GPU
 _CGROUP = Path("/sys/fs/cgroup")
+_SHARING = threading.Lock()  # held while PyTorch's number of threads is lowered
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,16 +60,17 @@ def shared_cores(device: Device) -> Iterator[int]:
         return
     import torch
 
-    threads = torch.get_num_threads()
-    passes = min(PASSES, threads)
-    if device.type != "cpu" or passes == 1:
+    if device.type != "cpu" or not _SHARING.acquire(blocking=False):  # others share the cores
         yield 1
         return
-    torch.set_num_threads(threads // passes)
+    threads = torch.get_num_threads()
+    passes = min(PASSES, threads)
     try:
+        torch.set_num_threads(threads // passes)
         yield passes
     finally:
         torch.set_num_threads(threads)
+        _SHARING.release()
 
 
 def parallel_map(

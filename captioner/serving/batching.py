@@ -50,6 +50,8 @@ class Batcher:
             return await asyncio.wrap_future(result)
         finally:
             result.cancel()
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     async def run_alone(self, work: Callable[[], Result]) -> Result:
         """Run what gains nothing from a batch in one of the threads."""
@@ -61,9 +63,10 @@ class Batcher:
 
     def _run_next(self, key: Hashable, work: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         batch: list[tuple[Any, Future[Any]]] = []
+        waiting = self._waiting.get(key, deque())
         with suppress(IndexError):  # another thread may take from it, too
             while len(batch) < self.max_batch:
-                item, result = self._waiting[key].popleft()
+                item, result = waiting.popleft()
                 if result.set_running_or_notify_cancel():
                     batch.append((item, result))
         if not batch:

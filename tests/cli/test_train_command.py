@@ -199,6 +199,7 @@ def test_help_has_every_setting_with_its_meaning_range_and_default(programs: Pro
     outcome = programs.run("train.py", "--help")
     assert outcome.code == 0
     assert outcome.stderr == ""
+    assert "CONFIG" not in outcome.stdout  # --encoder FILE and its like are refused
     shown = "".join(outcome.stdout.split())  # lines break anywhere
     for section, settings in vars(Config()).items():
         meanings = inspect.getdoc(type(settings)).split("Args:")[1]  # type: ignore[union-attr]

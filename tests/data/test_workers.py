@@ -55,6 +55,16 @@ def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
     assert not set(multiprocessing.active_children()) - others
 
 
+def test_a_process_that_the_caller_starts_meanwhile_lives_on() -> None:
+    items = load_items(Squares(fail), range(20), workers=1)
+    next(items)
+    process = multiprocessing.Process(target=signal.pause, daemon=True)
+    process.start()
+    items.close()
+    assert process.is_alive()
+    process.kill()
+
+
 class Blocked(Dataset[bool]):
     def __getitem__(self, key: int) -> bool:
         return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())

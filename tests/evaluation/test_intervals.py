@@ -10,6 +10,7 @@ import pytest
 
 from captioner.errors import DataError
 from captioner.evaluation.intervals import (
+    RESAMPLES,
     ImageScores,
     bleu,
     bootstrap_intervals,
@@ -107,7 +108,7 @@ def test_a_paired_comparison_finds_a_difference_that_separate_intervals_hide() -
     found = paired_bootstrap(a, b)["CIDEr"]
     assert found.difference == pytest.approx((better - difficulty).mean())
     assert 0 < found.low < found.difference < found.high
-    assert found.p < 0.001
+    assert found.p == 1 / RESAMPLES
     one, other = bootstrap_intervals(a)["CIDEr"], bootstrap_intervals(b)["CIDEr"]
     assert one[1] > other[0]
     alike = difficulty + generator.permutation(np.tile([1.0, -1.0], 200))

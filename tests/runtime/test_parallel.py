@@ -40,6 +40,11 @@ def test_each_pass_has_its_part_of_the_cores_and_one_alone_has_all() -> None:
     assert torch.get_num_threads() == before
     assert list(parallel_map(lambda _: torch.get_num_threads(), range(1), CPU)) == [before]
     assert list(parallel_map(str, [], CPU)) == []
+    passes = parallel_map(lambda _: torch.get_num_threads(), range(3), CPU)
+    assert next(passes) == 2
+    others = parallel_map(lambda _: torch.get_num_threads(), range(3), CPU)
+    assert (next(others), [*passes]) == (2, [2, 2])  # the others do not share what is shared
+    assert ([*others], torch.get_num_threads()) == ([before, before], before)
 
 
 def test_an_error_reaches_the_caller_after_the_results_before_it() -> None:

@@ -21,6 +21,7 @@ def answers(work: Any, items: Sequence[Any], key: Any = lambda item: "k", **opti
         submitted = (batcher.submit(key(item), work, item) for item in items)
         found = await asyncio.gather(*submitted, return_exceptions=True)
         batcher.close()
+        assert not batcher._waiting  # keys are options of clients, who may send any
         return found
 
     return asyncio.run(run())

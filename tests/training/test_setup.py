@@ -189,6 +189,7 @@ def test_the_cache_holds_features_of_the_weights_started_from(
             parameter.mul_(1.5)
     save_model(tmp_path / "changed", model, config, vocabulary, card="#")
     cache = {"data__cache": str(tmp_path / "cache")}
+    prepare(starting_from(before, table, tmp_path, **cache), CPU)  # a cache of other weights
     found = prepare(starting_from(tmp_path / "changed", table, tmp_path, **cache), CPU).validation
     photo = found.transform(open_image(found.images[0].path))[0]
     seen = model.encoder.eval().frozen_features(photo.unsqueeze(0))[0]

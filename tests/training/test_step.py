@@ -10,9 +10,10 @@ import pytest
 import tiny
 import torch
 
+from captioner.runtime.processes import DeferredInterrupts
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
-from captioner.training.step import StepOutput, training_step
+from captioner.training.step import StepOutput, training_step, with_counts
 
 CPU = torch.device("cpu")
 
@@ -66,6 +67,13 @@ def test_the_norm_is_of_the_gradient_that_is_clipped(
         norm = float(torch.stack([value.norm() for value in found.values()]).norm())
         assert norm == pytest.approx(0.01 if clip_norm else norms[0], rel=1e-3)
     assert norms[0] == norms[1] > 0.01
+
+
+def test_a_batch_without_a_readable_photo_is_left_out(setup: Setup) -> None:
+    batch, empty = (setup.dataset[(0, range(captions))] for captions in (6, 0))
+    with DeferredInterrupts() as interrupts:
+        (found,) = with_counts([empty, batch], interrupts)
+    assert (found.words, found.captions) == (batch.words, 6)
 
 
 def test_a_step_that_is_not_finite_changes_nothing(setup: Setup) -> None:

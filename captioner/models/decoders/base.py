@@ -40,18 +40,22 @@ class StepDecoder(Protocol):
     back. Arrays are tensors, or NumPy arrays where exported graphs compute.
     """
 
+    @abstractmethod
     def prepare(self, grid: Grid) -> Any:
         """Compute once what all steps need of B images: the memory."""
 
+    @abstractmethod
     def start(self, memory: Any, beams: int = 1) -> Any:
         """Return the state before the first word, for `beams` hypotheses of each image."""
 
+    @abstractmethod
     def step(self, tokens: Any, state: Any, memory: Any) -> tuple[Any, AttentionOutput, Any]:
         """Read the last tokens [B, K]; return logits [B, K, V], the attention, the new state.
 
         Of the attention, an exported graph gives weights, beta, cells and heads alone.
         """
 
+    @abstractmethod
     def reorder(self, state: Any, images: Any, beams: Any) -> Any:
         """Return the state of hypotheses `beams` [B', K'] of images `images` [B']."""
 

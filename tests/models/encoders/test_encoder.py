@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from pretend_gpu import CUDA, PretendedGPU, move
 from torch import Tensor, nn
 
 from captioner.config import EncoderConfig
@@ -94,6 +95,15 @@ def test_a_frozen_encoder_has_no_gradients_and_train_mode_changes_nothing(
     assert not any(moved(before, encoder))
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     assert encoder.frozen_stages == len(encoder.backbone.stages)
+
+
+def test_no_statistics_of_images_that_fill_a_batch_on_a_gpu(build: Any) -> None:
+    here, there = (build(trainable_from="stem", batch_norm="train").train() for _ in range(2))
+    here(photos())
+    with PretendedGPU():
+        move(there)
+        there(photos().to(CUDA))
+    assert not any(moved(statistics(here), there))
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
