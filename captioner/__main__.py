@@ -44,7 +44,7 @@ def _run(arguments: list[str]) -> int:
     listing = [f"  {command:11}{purpose}" for command, (_, purpose) in COMMANDS.items()]
     head = "usage: captioner COMMAND [options]   (captioner COMMAND --help shows them)\n"
     usage = "\n".join([head, *listing, EXAMPLES])
-    if name in ("--help", "-h"):
+    if name in ("--help", "-h", "help"):
         print(usage)
         return 0
     if name is not None:

@@ -49,6 +49,7 @@ _PREFIX = re.compile(
         (?:(?:black\ and\ white|colou?r|old|blurry|close[- ]up|vintage|stock)\ )*
         (?:photo(?:graph)?s?|pictures?|images?|snapshots?|pics?|close[- ]up)
         \ (?:of|showing|shows)[ ]
+        | ^(?:this|it|here)\ is\ (?=an?\ |the\ )
     """,
     re.VERBOSE | re.IGNORECASE,
 )

@@ -129,7 +129,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         ("num_captions", count > 1 and is_compared, "shows one model, so not with --compare"),
         ("num_captions", too_many, f"is at most --beam-size, which is {beams}"),
         ("write", "csv" in write and "output" not in chosen, "csv needs --output, for the table"),
-        ("write", "html" in write and not page, "html needs a page, such as site/*.html"),
+        ("write", "html" in write and not page, f"html needs pages ({', '.join(_PAGES)})"),
         ("resume", "output" not in chosen, "needs --output, the folder of an earlier run"),
         *(
             (name, not set(kinds) & set(write), f"needs --write {' or '.join(kinds)}")
@@ -173,8 +173,12 @@ class _CaptionRun:
             self.done += 1
             if self.texts:
                 self.texts.add(photo, record["caption"], record.get("confidence"))
-        if todo:
+        try:
             self._caption(todo, models)
+        except KeyboardInterrupt:
+            if self.output:
+                logger.info("the same command with --resume does the rest")
+            raise
         for file in self.texts.finish(photos) if self.texts else ():
             if not self.arguments.json:
                 cli.show(printable(file))

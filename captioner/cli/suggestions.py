@@ -17,7 +17,7 @@ _PLACE = "PLACE"  # stands for a command's argument without an option, such as P
 # few letters need none.
 _SYNONYMS = {
     "from": "m model checkpoint ckpt load model-path pretrained start-from weights",
-    _PLACE: "img image image-path input photo file path data dataset data-dir data-path root "
+    _PLACE: "i img image image-path input photo file path data dataset data-dir data-path root "
     "sources run model checkpoint",
     "root": "data dataset data-dir data-folder data-path image-dir img-dir",
     "format": "data-name dataset-name dataset-type",

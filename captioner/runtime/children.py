@@ -67,4 +67,5 @@ def child_pool(*preloaded: str) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)
+        with blocked_interrupts():  # a second Ctrl-C would leave processes that Python waits for
+            pool.shutdown(cancel_futures=True)

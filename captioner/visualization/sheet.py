@@ -183,7 +183,7 @@ KEY = {
 NOTES = {
     "confidence": "Confidence {value}",
     "unsure": "Unsure caption: confidence {value}",
-    "below": " (a caption is marked below {threshold})",
+    "below": " (below {threshold}: unsure)",
     "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
 }
 

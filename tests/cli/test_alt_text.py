@@ -38,6 +38,8 @@ def captions_in(outcome: ProgramResult) -> list[str]:
         ("a photo of two dogs", "Two dogs"),
         ("this is a black and white picture of a man", "A man"),
         ("a close up of an image of a cat", "A cat"),
+        ("this is a bathroom with a sink", "A bathroom with a sink"),
+        ("it is raining", "It is raining"),
         ("a man takes a photo of a dog", "A man takes a photo of a dog"),
         ("", ""),
     ],

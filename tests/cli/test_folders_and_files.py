@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import sys
+import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 import tiny
 from PIL import Image
-from programs import Commands, ProgramResult
+from programs import Commands, ProgramResult, Programs
 
 from captioner.batch.inputs import input_rows
 from captioner.cli.caption import caption as main
@@ -95,6 +98,26 @@ def test_a_list_of_photos_is_for_batch(caption, tmp_path: Path) -> None:
     outcome = caption("list.txt")
     assert outcome.code == 2
     assert "captioner batch list.txt --output DIR reads lists" in outcome.stderr
+
+
+def test_ctrl_c_twice_ends_a_run_that_draws_and_resume_does_the_rest(
+    programs: Programs, tiny_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(16):
+        shutil.copy(photo, tmp_path / f"many/{number}.jpg")
+    command = ["captioner", "caption", tmp_path / "many", "--output", tmp_path / "out", "--json"]
+    command += ["--checkpoint", tiny_model]
+    run = programs.start(*command)
+    run.wait_until(lambda: list(tmp_path.glob("out/*.png")) or run.poll() is not None)
+    for _ in range(2):
+        run.signal(signal.SIGINT)
+        time.sleep(0.005)
+    outcome = run.wait()
+    assert outcome.code == 130
+    assert outcome.stderr.endswith("the same command with --resume does the rest\ninterrupted\n")
+    rest = programs.run(*command, "--resume").json_lines()
+    assert len(rest) + len(outcome.json_lines()) in (16, 17)  # one was printed and not recorded
 
 
 def test_a_journal_that_a_killed_run_cut_short_is_read(

@@ -297,8 +297,8 @@ def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_capti
     assert caption_note(caption) == ("", False)
     for confidence, threshold, expected in (
         (0.31, None, ("Confidence 0.31", False)),
-        (0.31, 0.3, ("Confidence 0.31 (a caption is marked below 0.30)", False)),
-        (0.31, 0.5, ("Unsure caption: confidence 0.31 (a caption is marked below 0.50)", True)),
+        (0.31, 0.3, ("Confidence 0.31 (below 0.30: unsure)", False)),
+        (0.31, 0.5, ("Unsure caption: confidence 0.31 (below 0.50: unsure)", True)),
     ):
         rated = replace(caption, confidence=confidence, confidence_threshold=threshold)
         assert caption_note(rated) == expected
