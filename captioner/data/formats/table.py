@@ -23,6 +23,7 @@ from captioner.data.records import (
 )
 from captioner.data.splits import SPLIT_NAMES, split_name, split_of_folder
 from captioner.errors import DataError, listed
+from captioner.log import logger
 from captioner.storage import is_url
 
 MOST_ROWS = 10  # that cannot be read are named one by one
@@ -122,6 +123,12 @@ def _flickr8k(data: DataFiles, captions: Path) -> Annotations:
         for _, name in numbered_lines(path):
             images.append(replace(by_name.get(name, NamedImage(name, (), name)), split=split))
     folders = [data.folder / "images", *annotations.folders, data.folder]
+    if not images:
+        logger.warning(
+            f"{data.root}: Flickr8k without its own splits, on most of whose photos the bundled "
+            "models were trained, so their scores are too good; put Flickr_8k.trainImages.txt, "
+            f"Flickr_8k.devImages.txt and Flickr_8k.testImages.txt next to {captions.name}"
+        )
     return Annotations(images or annotations.images, folders)
 
 

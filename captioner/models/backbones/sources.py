@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -305,7 +306,8 @@ def _read_timm_weights(path: str, name: str, is_transformer: bool) -> dict[str, 
     if is_transformer:
         with torch.device("meta"):
             expected = timm.create_model(name).state_dict()
-        return read_weights_file(path, expected, name)
+        heads = {k: torch.zeros(v.shape) for k, v in expected.items() if k.startswith(_CLASSIFIERS)}
+        return read_weights_file(path, expected, name) | heads
     network: nn.Module = timm.create_model(name)
     load_weights_file(network, path, name)
     return network.state_dict()
@@ -370,7 +372,7 @@ def _unavailable(name: str, error: Exception, what: str) -> WeightsError:
 
 
 # Keys under which training programs keep a network's weights in a checkpoint.
-_STATE_KEYS = ("state_dict", "model_state_dict", "model", "state_dict_ema", "model_ema", "net")
+_STATE_KEYS = tuple("state_dict model_state_dict model state_dict_ema model_ema net teacher".split())
 # Classifiers, which an encoder does not use: missing, or for other classes, they do no harm.
 _CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.")
 
@@ -390,8 +392,8 @@ def load_weights_file(network: nn.Module, path: str, name: str) -> None:
             state[key] = own[key]
     try:
         network.load_state_dict(state)
-    except RuntimeError as error:  # after its first line, the keys that do not fit
-        raise unfit_weights(path, name, str(error).partition("\n")[2]) from None
+    except RuntimeError as error:
+        raise unfit_weights(path, name, error) from None
 
 
 def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[str, Tensor]:
@@ -426,5 +428,7 @@ def read_weights_file(path: str, expected: Collection[str], name: str) -> dict[s
 
 def unfit_weights(path: str, name: str, reason: object) -> WeightsError:
     """Return the error for a file that holds something else than the weights of a network."""
-    reason = error_summary(reason, part="line")
+    # After PyTorch's first line come the keys that do not fit.
+    keys = re.sub(r"^Error\(s\) in loading state_dict for \w+:\n", "", str(reason))
+    reason = error_summary(keys or reason, part="line")
     return WeightsError(f"{path} does not hold the weights of {name} ({reason})")

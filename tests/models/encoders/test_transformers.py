@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from captioner.errors import ConfigError
+from captioner.errors import ConfigError, WeightsError
 from captioner.models.backbones.backbone import build_backbone
 
 
@@ -78,6 +78,20 @@ def test_position_embeddings_are_interpolated_to_the_recipes_size(tmp_path: Path
     ).permute(0, 2, 3, 1)
     torch.testing.assert_close(found[:, 1:], expected.flatten(1, 2))
     assert wider(images(160, 224)).shape == (2, wider.channels, 10, 14)
+
+
+def test_a_file_of_weights_may_have_no_classifier_or_another(tmp_path: Path) -> None:
+    theirs, _ = weights_file("test_vit", tmp_path)
+    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith("head.")}
+    path, size = str(tmp_path / "weights.pth"), (160, 160)
+    dino = {"teacher": {f"backbone.{name}": value for name, value in state.items()}}
+    for content in (state, {**state, "head.weight": torch.ones(10, 64)}, dino):
+        torch.save(content, path)
+        found = build_backbone("test_vit", weights=path, size_px=size).state_dict()
+        assert torch.equal(found["stages.0.network.pos_embed"], state["pos_embed"])
+    torch.save({name: x for name, x in state.items() if name != "norm.weight"}, path)
+    with pytest.raises(WeightsError, match=r'\(Missing key.*: "norm\.weight"'):
+        build_backbone("test_vit", weights=path, size_px=size)
 
 
 @pytest.mark.parametrize("size_px", [(224, 230), (100, 224)])
