@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPORTED = 6  # photos of a kind in a report
 FAITHFULNESS_PHOTOS = 150
 # Parts of the signature that must be equal for scores to be comparable; others may differ.
-SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr", "data")
+SAME = ("tokenizer", "Bleu", "METEOR", "ROUGE_L", "CIDEr")
 
 
 @cli.command

@@ -212,8 +212,8 @@ def build_cache(
     encoder = model.encoder.eval()
     if encoder.frozen_stages == 0:
         raise ConfigError(
-            "data.cache: nothing is frozen to be cached; fine-tune from a later stage or leave "
-            "data.cache out"
+            "data.cache: no whole stage of the network is frozen, so none can be cached; set "
+            "data.cache null, or encoder.trainable_from to null or a later stage"
         )
 
     def encode(batch: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Validation on generated captions, never on teacher-forced words."""
+"""Validation on generated captions; the cross-entropy of human ones is reported with them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from captioner.data.transforms import ImageTransform
 from captioner.data.vocabulary import Vocabulary
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import quick_scores
-from captioner.generation import Hypothesis, SearchOptions, search
+from captioner.generation import Hypothesis, SearchOptions, force_decode, search
 from captioner.log import logger
 from captioner.models.model import CaptionModel
 from captioner.runtime.cuda_graphs import GraphCache
-from captioner.runtime.distributed import rank, world_size
+from captioner.runtime.distributed import mean_over_processes, rank, world_size
 from captioner.runtime.parallel import prefetch
 from captioner.runtime.processes import from_first_process, gathered
 from captioner.visualization import Caption, attention_sheet
@@ -84,11 +84,14 @@ def validate(
 ) -> Validation:
     """Caption every readable image and score the captions.
 
+    The figure `cross_entropy` is that of the first human caption of each image, in nats a word.
     Several processes share the images; process 0 scores. The model stays in evaluation mode.
     """
     model.eval()
     images, cache = data.images, data.cache
     options = SearchOptions.from_config(decoding, vocabulary)
+    longest = options.max_words  # longer human captions are cut, as those of training
+    split, encode = vocabulary.tokenizer.split, vocabulary.encode
 
     def read(index: int) -> Tensor | str:
         """Return the input of an image, or why it cannot be read."""
@@ -102,6 +105,7 @@ def validate(
     inputs = iter(prefetch(read, range(rank(), len(images), world_size()), device))
     size = GPU_BATCH_SIZE if device.type == "cuda" else BATCH_SIZE
     found: list[Hypothesis | str] = []
+    log_prob, words = 0.0, 0  # of the human captions
     grid_shape = (0, 0)
     while batch := list(islice(inputs, size)):
         if readable := [pixels for pixels in batch if isinstance(pixels, Tensor)]:
@@ -110,6 +114,12 @@ def validate(
                 grid = model.encoder(stacked, from_frozen=cache is not None)
             grid_shape = (grid.height, grid.width)
             results = iter(search(model.decoder, grid, options, graphs))
+            own = zip(images[rank() :: world_size()][len(found) :], batch, strict=False)
+            texts = [i.captions[0] for i, pixels in own if isinstance(pixels, Tensor)]
+            tokens = [[encode(split(text)[:longest])] for text in texts]
+            for (human,) in force_decode(model.decoder, grid, tokens, max_words=longest):
+                log_prob += human.score
+                words += len(human.tokens) + (human.end_log_prob is not None)
         found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
     grid_shape = max(gathered([grid_shape]))
     pairs = list(zip(images, gathered(found), strict=True))
@@ -118,6 +128,8 @@ def validate(
     join, decode = vocabulary.tokenizer.join, vocabulary.decode
     captions = {image_id: join(decode(each.tokens)) for image_id, each in hypotheses.items()}
     figures = from_first_process(lambda: _figures(captions, list(hypotheses.values()), data))
+    log_prob, words = mean_over_processes(torch.tensor([log_prob, words]).double()).tolist()
+    figures["cross_entropy"] = -log_prob / words
     return Validation(figures, captions, hypotheses, grid_shape, unreadable)
 
 
@@ -168,7 +180,7 @@ def print_validation(epoch: int, step: int, figures: dict[str, float], config: C
     names = [name for name in figures if name.split("/")[-1] in ("Bleu_4", "ROUGE_L", "CIDEr")]
     logger.info(
         f"epoch {epoch} (beam {validation_decoding(config).beam_size}): "
-        + ", ".join(f"{name} {figures[name]:.4f}" for name in names)
+        + ", ".join(f"{name} {figures[name]:.4f}" for name in [*names, "cross_entropy"])
         + f", {figures['distinct_captions']:.0%} distinct captions"
     )
     if config.decoder.kind == "mean" or step < max(EARLY_STEPS, config.optim.warmup_steps):

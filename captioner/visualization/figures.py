@@ -110,7 +110,8 @@ def figure_bytes(figure: Figure, kind: str, *, title: str, **options: Any) -> by
 # Titles, and which figures share a panel, by their kind. Those that a run did not log are left out.
 _BOTH = ("train", "validation")
 _PANELS = {
-    "loss": [("train", name) for name in ("total", "cross_entropy", "smoothed")],
+    "loss": [("train", name) for name in ("total", "smoothed")],
+    "cross-entropy of human captions, nats a word": [(kind, "cross_entropy") for kind in _BOTH],
     "validation, freely written captions": [
         ("validation", name) for name in ("CIDEr", "ROUGE_L", "Bleu_1", "Bleu_4", "METEOR")
     ],

@@ -84,6 +84,10 @@ def test_the_figures_are_the_metrics_and_the_diagnostics(
     assert found.figures["distinct_captions"] == len(set(texts)) / len(texts) < 1
     mean = sum(len(text.split()) for text in texts) / len(texts)
     assert found.figures["words"] == pytest.approx(mean)
+    human = [captioner.score(photo.path, photo.captions[0]) for photo in photos]
+    log_prob = sum(each.log_probs.sum() + each.end_log_prob for each in human)
+    expected = -log_prob / sum(len(each.words) + 1 for each in human)
+    assert found.figures["cross_entropy"] == pytest.approx(expected)
     assert 0 < found.figures["attention_entropy"] <= 1
     assert 0 < found.figures["beta"] < 1
     assert all(type(value) is float for value in found.figures.values())
@@ -249,7 +253,8 @@ def test_the_entropy_of_several_heads_is_their_mean_and_not_that_of_their_mean_m
     assert generated_attention_statistics([hypothesis])["attention_entropy"] == 0.0
 
 
-ALIVE = {"attention_entropy": 0.8, "attention_change": 0.3, "distinct_captions": 0.5}
+ALIVE = {"attention_entropy": 0.8, "attention_change": 0.3}
+ALIVE |= {"distinct_captions": 0.5, "cross_entropy": 3.0}
 
 
 @pytest.mark.parametrize(

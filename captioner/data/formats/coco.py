@@ -57,8 +57,9 @@ def _captions_files(data: DataFiles) -> dict[str, Path]:
     found = list(files.values()) or data.json_files(*keys)
     if len(found) == 1:
         return {"": found[0]}
-    # Files called train.json and val.json, as VizWiz's.
-    of_splits = {path.stem: path for path in found if path.stem.lower() in SPLIT_NAMES}
+    # Files called train.json and val.json, as VizWiz's, or mine_train.json and mine_val.json.
+    splits = [re.split("[_.-]", path.stem)[-1] for path in found]
+    of_splits = {name: p for name, p in zip(splits, found, strict=True) if name in SPLIT_NAMES}
     return of_splits if len(of_splits) > 1 else {}
 
 

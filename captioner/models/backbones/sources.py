@@ -372,7 +372,7 @@ def _unavailable(name: str, error: Exception, what: str) -> WeightsError:
 
 
 # Keys under which training programs keep a network's weights in a checkpoint.
-_STATE_KEYS = tuple("state_dict model_state_dict model state_dict_ema model_ema net teacher".split())
+_STATE_KEYS = "state_dict model_state_dict model state_dict_ema model_ema net teacher".split()
 # Classifiers, which an encoder does not use: missing, or for other classes, they do no harm.
 _CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.")
 

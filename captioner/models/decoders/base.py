@@ -36,8 +36,9 @@ AttentionFactory: TypeAlias = Callable[..., Attention]
 class StepDecoder(Protocol):
     """Writes captions one word at a time: a `Decoder` in PyTorch, or an exported graph.
 
-    Training, search and scoring all go through `step`. Callers only pass the memory and the state
-    back. Arrays are tensors, or NumPy arrays where exported graphs compute.
+    Training, search and scoring all go through `step`. Of the memory, callers use `select(index,
+    seeds=None)`, as of an attention's `Memory`; the state they only pass back. Arrays are tensors,
+    or NumPy arrays where exported graphs compute.
     """
 
     @abstractmethod

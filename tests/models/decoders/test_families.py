@@ -15,18 +15,19 @@ from torch import Tensor
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.generation import SearchOptions, search
+from captioner.models.attention.attention import Attention
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
+from captioner.registry import DECODERS, SCORES
 from captioner.types import Grid
 
 PHOTOS, ROWS, COLUMNS, D, V = 2, 2, 3, 8, 10
 L = ROWS * COLUMNS
 START, END = 1, 2
 LENGTHS = torch.tensor([3, 1])
-SCORES = ["additive", "concat", "dot", "scaled_dot", "general", "cosine", "location"]
 LOOKS = list(product(["global", "local_p", "local_m"], ["soft", "hard"], [1, 2]))
 EACH_PAIR = [LOOKS[place] for place in (0, 3, 5, 6, 8, 11)]  # of a window, a select and heads
-KINDS = [*product(["lstm", "luong", "top_down", "transformer"], SCORES), ("mean", "additive")]
+KINDS = [*product(sorted(DECODERS.keys() - {"mean"}), SCORES), ("mean", "additive")]
 
 
 def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:
@@ -95,7 +96,12 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
         forced = decoder(memory, tokens, LENGTHS)
 
         state = decoder.start(memory)
-        logits, maps = [], []
+        logits, maps, positions = [], [], set[int]()
+        for module in decoder.modules():
+            if isinstance(module, Attention):
+                module.register_forward_pre_hook(
+                    lambda _, args, seen=positions: seen.add(int(args[2]))
+                )
         for step in range(tokens.shape[1]):
             found, attended, state = decoder.step(tokens[:, step : step + 1], state, memory)
             logits.append(found[:, 0])
@@ -112,6 +118,7 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
             pack_by_step(torch.stack(maps, 1), LENGTHS), pack_by_step(forced.maps, LENGTHS)
         ), case
         assert forced.logits.std() > 0.1, case
+        assert len(positions) == (tokens.shape[1] if kind != "mean" else 0), case
         if kind != "mean":
             assert forced.maps[0].std(0).max() > 1e-6, case  # words attend to different places
 
