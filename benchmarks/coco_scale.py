@@ -109,9 +109,9 @@ def measure(folder: Path) -> None:
     transform = ImageTransform(height_px=32, width_px=32)
     dataset = CaptionDataset(images.training, captions, transform, seed=1)
     items = [(0, entries) for entries in order[-200:]]
-    loaded = [batch.images for batch in load_items(dataset, items)]
+    loaded = [batch.image_numbers for batch in load_items(dataset, items)]
     done("the last 200 batches, as after an interruption")
-    again = [batch.images for batch in load_items(dataset, items[100:])]
+    again = [batch.image_numbers for batch in load_items(dataset, items[100:])]
     assert all((a == b).all() for a, b in zip(loaded[100:], again, strict=True))
     done("the last 100 again, and the same")
     paths = [image.path for image in images.training]

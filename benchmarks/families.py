@@ -130,7 +130,7 @@ def _training_step(model: CaptionModel, config: Config, device: torch.device) ->
     targets = torch.randint(4, VOCABULARY, (CAPTIONS, WORDS), generator=generator).to(device)
     batch = Batch(
         inputs=_frozen(model, device),
-        images=torch.arange(PHOTOS, device=device),
+        image_numbers=torch.arange(PHOTOS, device=device),
         image_index=torch.arange(CAPTIONS, device=device) % PHOTOS,
         targets=targets,
         lengths=torch.full((CAPTIONS,), WORDS),

@@ -100,7 +100,7 @@ def made_up_batch(
     targets[torch.arange(words) >= lengths.unsqueeze(1)] = 0
     return Batch(
         inputs=torch.rand(images, 3, size_px, size_px),
-        images=torch.arange(images),
+        image_numbers=torch.arange(images),
         image_index=torch.arange(captions) % images,
         targets=targets,
         lengths=lengths,

@@ -142,7 +142,8 @@ class Captioner:
 
         Args:
             image: A path, the bytes of a file, an open binary file, a PIL image of any mode (its
-                EXIF orientation is applied), or uint8 pixels [H, W, 3] as an array or a tensor.
+                EXIF orientation is applied), uint8 pixels [H, W, 3] as an array or a tensor, or
+                what `captioner.transform(image)` returned, as in a worker of a DataLoader.
             settings: As for `options`, such as `beam_size`, `max_words` or `min_words`.
 
         Raises:

@@ -167,7 +167,7 @@ def captions(targets: Tensor, lengths: Tensor, **more: Any) -> Batch:
     from captioner.data.batch import Batch
 
     none, words = targets.new_zeros(0), int(lengths.sum())
-    fields = {"inputs": none, "images": none, "image_index": none, **more}
+    fields = {"inputs": none, "image_numbers": none, "image_index": none, **more}
     return Batch(**fields, targets=targets, lengths=lengths, words=words, captions=len(lengths))
 
 

@@ -68,13 +68,13 @@ def recoloured(levels: Tensor, factors: Tensor) -> Tensor:
 class Batch:
     """Captions sorted by falling length, and each image (or view of it) once.
 
-    `images` and `lengths` stay on the CPU when the batch is moved to a device: they are only used
-    for counting and as indices. For steps of fixed shapes, `pad_batch` pads it there.
+    `image_numbers` and `lengths` stay on the CPU when the batch is moved to a device: they are only
+    used for counting and as indices. For steps of fixed shapes, `pad_batch` pads it there.
 
     Args:
         inputs: Images [B, 3, H, W], or frozen features [B, C, h, w] from a cache. Images may be
             uint8 pixels, which `to` normalises on the device.
-        images: int64 [B], indices of the images in the data set.
+        image_numbers: int64 [B], indices of the images in the data set.
         image_index: int64 [N], row of `inputs` for each caption.
         targets: int64 [N, T], the words to write, the end token last, padded with zeros.
         lengths: int64 [N], number of targets; in a batch of fixed shape (`pad_batch`) their mask,
@@ -93,7 +93,7 @@ class Batch:
     """
 
     inputs: Tensor
-    images: Tensor
+    image_numbers: Tensor
     image_index: Tensor
     targets: Tensor
     lengths: Tensor
@@ -131,7 +131,7 @@ class Batch:
         # float32, except in tests of exact equality
         inputs = inputs.to(torch.get_default_dtype()).contiguous(memory_format=layout)
         moved = replace(moved, inputs=inputs, colours=None, mean_std=None)
-        return replace(moved, images=self.images, lengths=self.lengths)
+        return replace(moved, image_numbers=self.image_numbers, lengths=self.lengths)
 
     def repeated(self, times: int) -> Batch:
         """Return the batch with each caption `times` times in a row, with seeds of their own."""

@@ -99,7 +99,7 @@ class CaptionDataset(Dataset[Batch]):
         pixels = joined.dtype == torch.uint8  # [B, H, W, 3]
         return Batch(
             inputs=joined.permute(0, 3, 1, 2) if pixels else joined,
-            images=torch.from_numpy(read % len(self.images)),
+            image_numbers=torch.from_numpy(read % len(self.images)),
             image_index=torch.from_numpy(np.searchsorted(read, views)),
             targets=targets,
             lengths=torch.from_numpy(lengths),

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioner.runtime.distributed import world_size
 
 
-def parallel(module: nn.Module, *, compress: bool = False) -> Any:
+def distributed_data_parallel(module: nn.Module, *, compress: bool = False) -> Any:
     """Return a module whose backward pass takes the mean gradient of all processes.
 
     Parameters that a process does not use count as zero there, as when it has no caption of a
@@ -35,7 +35,7 @@ def parallel(module: nn.Module, *, compress: bool = False) -> Any:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], *, compress: bool = False) -> None:
-    """Replace gradients by their mean over the processes; `compress` as in `parallel`."""
+    """Replace gradients by their mean over the processes, `compress` as above."""
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

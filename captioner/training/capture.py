@@ -151,7 +151,7 @@ class FixedShapeStep:
 
     def _shape_of(self, batch: Batch) -> Shape:
         """Return the smallest shape that holds a batch, one that there is already if possible."""
-        images = math.ceil(len(batch.images) / MULTIPLE) * MULTIPLE
+        images = math.ceil(len(batch.image_numbers) / MULTIPLE) * MULTIPLE
         captions = math.ceil(max(len(batch), self.captions) / MULTIPLE) * MULTIPLE
         steps = min(steps for steps in self.steps if steps >= batch.targets.shape[1])
         held = [s for s in self.shapes if s[1:] == (captions, steps) and s[0] <= 2 * images]
@@ -166,7 +166,7 @@ def pad_batch(batch: Batch, images: int, captions: int, steps: int) -> Batch:
     The captions that fill it up have no words and so no weight in any loss; their image is the
     first. Images that fill it up are empty.
     """
-    sizes = dict.fromkeys(("inputs", "images", "image_seeds"), images)
+    sizes = dict.fromkeys(("inputs", "image_numbers", "image_seeds"), images)
     sizes |= dict.fromkeys(("image_index", "weights", "seeds", "lengths"), captions)
     tensors: dict[str, Any] = {
         name: F.pad(value, [0, 0] * (value.dim() - 1) + [0, size - len(value)])

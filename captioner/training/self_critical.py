@@ -65,7 +65,7 @@ class SelfCriticalTask(TrainingTask):
 
     def forward(self, batch: Batch) -> LossOutput:
         """Return the loss of a batch, with metrics of the sampled captions [B, samples, T]."""
-        if not len(batch.images):  # other processes have images
+        if not len(batch.image_numbers):  # other processes have images
             mean_over_processes(torch.zeros(2, dtype=torch.float64))
             return self.empty_output()
         # Sampling and scoring must use the same network; otherwise the probability of words that
@@ -79,10 +79,10 @@ class SelfCriticalTask(TrainingTask):
         options = SearchOptions(max_words=self.max_words)
         several = replace(options, num_captions=self.samples, temperature=self.temperature)
         tokens, lengths = sample(decoder, grid, several, draw=draw)
-        rewards = self._rewards(batch.images, tokens)  # [B, samples]
+        rewards = self._rewards(batch.image_numbers, tokens)  # [B, samples]
         if self.baseline == "greedy":
             greedy, _ = sample(decoder, grid, options, draw=lambda shares, _: shares.argmax(-1))
-            baseline = self._rewards(batch.images, greedy)
+            baseline = self._rewards(batch.image_numbers, greedy)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         advantage = rewards - baseline

@@ -24,7 +24,7 @@ from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.runtime.distributed import rank, world_size
 from captioner.runtime.draws import seed_of
-from captioner.runtime.gradients import parallel
+from captioner.runtime.gradients import distributed_data_parallel
 from captioner.runtime.processes import DeferredInterrupts, from_first_process
 from captioner.training.capture import FixedShapeStep, step_kind
 from captioner.training.optimizer import AveragedModel, build_optimizer
@@ -84,7 +84,7 @@ class Trainer:
         compress = optim.compress_gradients
         self.take_step: Callable[..., StepOutput]
         if kind == "off":
-            ddp = parallel(self.task, compress=compress)
+            ddp = distributed_data_parallel(self.task, compress=compress)
             self.take_step = partial(training_step, ddp, **options)
         else:
             options["captions"] = math.ceil(self.config.data.batch_size / self.processes)

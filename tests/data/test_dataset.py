@@ -152,7 +152,7 @@ def test_training_reads_a_photo_as_captioning_does(
         reading = transform(augmentation, resize)
         data = CaptionDataset(photos, encode_captions(photos, VOCABULARY), reading, seed=3)
         batch = data[0, [0, 2]].to(torch.device("cpu"))
-        for image, found in zip(batch.images.tolist(), batch.inputs, strict=True):
+        for image, found in zip(batch.image_numbers.tolist(), batch.inputs, strict=True):
             photo = open_image(photos[image].path)
             expected, _ = reading(photo, np.random.default_rng((3, 0, image, 0)))
             torch.testing.assert_close(found, expected, rtol=0, atol=rounded)

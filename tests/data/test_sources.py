@@ -91,7 +91,7 @@ def test_loss_weights_are_per_caption(two: DataConfig) -> None:
         data.training, captions, ImageTransform(height_px=16, width_px=16), seed=1, weights=weights
     )
     batch = dataset[0, [0, 1, 18, 19]]
-    sources = data.source_of[batch.images.numpy()][batch.image_index.numpy()]
+    sources = data.source_of[batch.image_numbers.numpy()][batch.image_index.numpy()]
     assert sorted(sources.tolist()) == [0, 0, 1, 1]
     assert batch.weights.tolist() == np.where(sources == 0, 0.5, 1.0).tolist()
     repeated = batch.repeated(3)
@@ -155,7 +155,7 @@ def test_the_views_of_an_image_in_an_epoch_differ_and_the_first_is_that_of_a_sin
     _, dataset = augmented
     caption, count = 13, len(dataset.captions)
     batch = dataset[2, [caption, caption + count, caption + 2 * count]]
-    assert batch.images.tolist() == [6, 6, 6]
+    assert batch.image_numbers.tolist() == [6, 6, 6]
     assert batch.image_index.tolist() == [0, 1, 2]
     assert torch.equal(batch.targets[0], batch.targets[1])
     first, second, third = batch.inputs
@@ -182,7 +182,7 @@ def test_workers_and_resuming_in_mid_epoch_change_nothing(
     assert len(plain) == len(order.epoch(1)) > 4
     resumed = [*plain[:2], *tiny.load_epoch(dataset, order, 1, first=2, workers=2)]
     for one, other in zip(plain, resumed, strict=True):
-        for name in ("inputs", "images", "image_index", "tokens", "targets", "lengths"):
+        for name in ("inputs", "image_numbers", "image_index", "tokens", "targets", "lengths"):
             assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 

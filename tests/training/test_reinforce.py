@@ -73,7 +73,7 @@ def repeated(seed: int, captions: int, samples: int) -> Batch:
     """The same caption so many times, with seeds as in training, sampled `samples` times each."""
     batch = Batch(
         inputs=FEATURES,
-        images=torch.zeros(1).long(),
+        image_numbers=torch.zeros(1).long(),
         image_index=torch.zeros(captions).long(),
         targets=TARGETS.expand(captions, -1),
         lengths=LENGTHS.expand(captions),

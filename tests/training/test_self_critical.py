@@ -120,7 +120,9 @@ def test_the_gradient_is_that_of_the_expected_reward(
             # two tokens a caption
             exact -= probability * (earned - expected_baseline) * gradient / 2 / 3
     torch.manual_seed(0)
-    many = replace(batch, inputs=batch.inputs.repeat(14, 1, 1), images=batch.images.repeat(14))
+    many = replace(
+        batch, inputs=batch.inputs.repeat(14, 1, 1), image_numbers=batch.image_numbers.repeat(14)
+    )
     steps = torch.stack([flat_gradient(task(many).loss, model) for _ in range(40)])
     error = steps.std(0) / len(steps) ** 0.5
     z = (steps.mean(0) - exact) / error.clamp(min=1e-12)

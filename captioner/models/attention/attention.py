@@ -159,7 +159,7 @@ class SoftSelect(Select):
 
     def forward(self, scores: Tensor, values: Tensor, *_: Any, **__: Any) -> AttentionOutput:
         weights, entropy = self.distribution(scores)[1:]
-        context = torch.matmul(weights.to(values.dtype), values)
+        context = torch.matmul(weights.to(values.dtype), values)  # not @: `shared_gradients`
         return AttentionOutput(context, weights, entropy, log_prob=torch.zeros_like(entropy))
 
 

@@ -37,7 +37,7 @@ class HardSelect(Select):
                 of_image = use_expectation.view(-1, *[1] * (log_prob.dim() - 1))
                 mixing = torch.where(of_image.unsqueeze(-1), weights, mixing)
                 log_prob = log_prob.masked_fill(of_image, 0.0)
-        context = torch.matmul(mixing.to(values.dtype), values)
+        context = torch.matmul(mixing.to(values.dtype), values)  # not @: `shared_gradients`
         return AttentionOutput(context, weights, entropy, log_prob, cells=cells)
 
 
