@@ -39,7 +39,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"), [(die, "DataLoader worker"), (fail, "no shared memory left")]
+    ("harm", "reason"), [(die, "cannot read photos"), (fail, "no shared memory left")]
 )
 def test_a_worker_that_dies_ends_in_one_sentence_and_no_process_is_left(
     monkeypatch: pytest.MonkeyPatch, harm: Callable[[], None], reason: str
