@@ -124,8 +124,7 @@ def copy_model(source: Path, folder: Path) -> None:
 def _replacing_folder(folder: Path, *, keep: bool) -> Iterator[Path]:
     """Make a folder that, once filled, gets a manifest and takes the place of `folder`.
 
-    With `keep` the earlier one stays as `previous`. A CheckpointError says that the disk cannot
-    hold it; the earlier folder is then as it was.
+    With `keep` the earlier one stays as `previous`; if the disk is full, it stays as it was.
     """
     folder = Path(os.path.abspath(folder))  # "." has no name
     temporary = folder.with_name(f".{folder.name}.writing")

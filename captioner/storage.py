@@ -78,10 +78,7 @@ def expand(pattern: str) -> list[str]:
     for name in names:
         system, path = file_system(name)
         with accessing(name):
-            if any(sign in name for sign in "*?["):
-                paths = sorted(system.glob(path))
-            else:
-                paths = [path] if system.exists(path) else []
+            paths = sorted(system.glob(path))  # of a plain path: itself, where it exists
         if not paths:
             raise DataError(f"{name}: no such file")
         found += [system.unstrip_protocol(each) if is_url(name) else each for each in paths]

@@ -104,7 +104,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RUN = {"caption", "score", "doctor"}
-# They need another model, or standard input; tests/cli/test_save_option.py saves all.
+# They need another model, or standard input; tests/cli/test_caption_command.py saves all.
 UNFIT = {"--min-confidence", "--compare", "--paths", "-", "all"}
 
 

@@ -107,10 +107,8 @@ class TextWriter:
         options, written = self.arguments, list[Path]()
         withheld = is_withheld(confidence, options.min_confidence)
         self._rows[photo] = ("" if withheld else alt_text(caption), confidence)
-        if withheld:
-            return written
         for kind in ("xmp", "txt"):
-            if kind in options.write:
+            if kind in options.write and not withheld:
                 try:
                     file, has_text = self._save_next_to(photo, caption, kind)
                     (written if has_text or options.overwrite else self._kept).append(file)

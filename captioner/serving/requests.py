@@ -115,8 +115,7 @@ class Photo(NamedTuple):
     source: bytes | str | Problem
 
 
-# The photos of a request, its options, and whether it is answered by a list.
-Body: TypeAlias = tuple[list[Photo], dict[str, Any], bool]
+Body: TypeAlias = tuple[list[Photo], dict[str, Any], bool]  # as `read_request` returns it
 
 
 async def read_request(

@@ -22,18 +22,6 @@ from captioner.visualization.typography import one_line
 LONGEST_SIDE_PX = 1600  # of the image in a page; the viewer paints no finer either
 REPORT_SIDE_PX = 640  # of the images in a report
 
-# The image is in the page once: as the picture that is there without scripts too.
-_START = """
-(function () {
-  "use strict";
-  window.viewers = Array.from(document.querySelectorAll(".captioner"), function (element) {
-    const photo = element.querySelector("img").src;
-    const content = JSON.parse(element.nextElementSibling.textContent);
-    return new window.CaptionViewer(element, { photo, ...content });
-  });
-})();
-"""
-
 
 def caption_page(
     image: Image.Image,
@@ -183,23 +171,18 @@ def data_url(image: Image.Image) -> str:
 
 def _document(*, title: str, body: str, css: str = "") -> str:
     """Return an HTML file whose policy lets nothing in but its own style and the viewer."""
-    css, script = _resource("page.css") + css, viewer_script() + _START
+    css, script = _resource("page.css") + css, viewer_script() + _resource("page.js")
     style_hash, script_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (css, script)
     )
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; "
-        f"script-src 'sha256-{script_hash}'; base-uri 'none'; form-action 'none'"
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        # An empty icon, or the browser requests one from the page's host.
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{html.escape(one_line(title))}</title>\n<style>{css}</style>\n</head>\n"
-        f"<body>\n{body}\n<script>{script}</script>\n</body>\n</html>\n"
+    # Its icon is empty, or the browser requests one from the page's host.
+    return _resource("page.html").format(
+        title=html.escape(one_line(title)),
+        body=body,
+        css=css,
+        script=script,
+        style_hash=style_hash,
+        script_hash=script_hash,
     )
 
 

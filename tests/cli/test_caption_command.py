@@ -1,4 +1,4 @@
-"""`captioner caption` and `score` as a user runs them, with good photos and bad ones."""
+"""`captioner caption` and `score` as a user runs them: photos good and bad, pictures, models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from PIL import Image
-from programs import REPOSITORY, ProgramResult, Programs
+from programs import REPOSITORY, Commands, ProgramResult, Programs
 
 from captioner import Captioner
+from captioner.cli import output_folder
+from captioner.visualization import caption_from_arrays
 
-Caption = Callable[..., ProgramResult]
+Run = Callable[..., ProgramResult]
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def test_a_photo_is_captioned_on_one_line_without_a_home_or_a_network(
 
 
 def test_photos_and_folders_are_captioned_in_order(
-    caption: Caption, photos: list[Path], photo: Path
+    caption: Run, photos: list[Path], photo: Path
 ) -> None:
     folder = photos[0].parent
     (folder / "notes.txt").write_text("no photo")
@@ -64,7 +69,7 @@ def test_photos_and_folders_are_captioned_in_order(
 
 
 def test_json_has_the_promised_fields_and_the_captions_of_python(
-    caption: Caption, photos: list[Path], captioner: Captioner
+    caption: Run, photos: list[Path], captioner: Captioner
 ) -> None:
     outcome = caption(*photos, "--json")
     assert outcome.code == 0
@@ -88,7 +93,7 @@ def test_json_has_the_promised_fields_and_the_captions_of_python(
     ids=str,
 )
 def test_the_search_can_be_set(
-    caption: Caption, photos: list[Path], captioner: Captioner, settings: dict[str, float]
+    caption: Run, photos: list[Path], captioner: Captioner, settings: dict[str, float]
 ) -> None:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     found = [line["caption"] for line in caption(*photos, "--json", *options).json_lines()]
@@ -96,7 +101,7 @@ def test_the_search_can_be_set(
 
 
 def test_a_pattern_in_quotes_is_expanded_unless_a_file_has_its_name(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    caption: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     """The shells of Windows leave patterns to the program."""
     shutil.copy(photos[0], tmp_path / "photo[1].jpg")
@@ -108,7 +113,7 @@ def test_a_pattern_in_quotes_is_expanded_unless_a_file_has_its_name(
 
 
 def test_names_with_spaces_and_letters_of_any_script_are_kept(
-    caption: Caption, photo: Path, tmp_path: Path
+    caption: Run, photo: Path, tmp_path: Path
 ) -> None:
     names = ["a photo with spaces.jpg", "Größe.JPG", "фото.jpg", "写真.jpg", "-dash.jpg", "🐕.jpg"]
     for name in names:
@@ -120,7 +125,7 @@ def test_names_with_spaces_and_letters_of_any_script_are_kept(
 
 
 def test_sheets_are_drawn_as_png_under_the_photo_s_name(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    caption: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     outcome = caption("photos", "--output", "deep/out")
     assert outcome.code == 0, outcome.stderr
@@ -135,7 +140,7 @@ def test_sheets_are_drawn_as_png_under_the_photo_s_name(
 
 
 def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    caption: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     (photos[0].parent / "bad.jpg").write_bytes(photos[0].read_bytes()[:300])
     (photos[0].parent / "text.png").write_text("no photo")
@@ -150,7 +155,7 @@ def test_a_bad_photo_among_good_ones_is_named_once_and_the_others_are_captioned(
     assert len(by_name(tmp_path / "out")) == 2
 
 
-def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_path: Path) -> None:
+def test_a_folder_without_photos_is_named(caption: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     outcome = caption("empty", photo)
     assert (outcome.code, outcome.stderr) == (1, "empty: the folder holds no photos\n")
@@ -163,7 +168,7 @@ def test_a_folder_without_photos_is_named(caption: Caption, photo: Path, tmp_pat
     [("https://example.org//dog.jpg", "--allow-urls"), ("index.html", "--write html")],
 )
 def test_pages_and_addresses_name_what_reads_them(
-    caption: Caption, photo: Path, tmp_path: Path, name: str, remedy: str
+    caption: Run, photo: Path, tmp_path: Path, name: str, remedy: str
 ) -> None:
     if "//" not in name:
         (tmp_path / name).write_text("photos/one.jpg")
@@ -175,7 +180,7 @@ def test_pages_and_addresses_name_what_reads_them(
 
 
 def test_an_address_is_fetched_when_that_is_allowed(
-    caption: Caption, photos: list[Path], tmp_path: Path
+    caption: Run, photos: list[Path], tmp_path: Path
 ) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -198,7 +203,7 @@ def test_an_address_is_fetched_when_that_is_allowed(
 
 
 def test_several_captions_are_those_of_python_best_first(
-    caption: Caption, photo: Path, captioner: Captioner
+    caption: Run, photo: Path, captioner: Captioner
 ) -> None:
     (expected,) = captioner.n_best([photo], 7, beam_size=7)
     (line,) = caption(photo, "--num-captions", 7, "--json").json_lines()
@@ -218,7 +223,7 @@ def test_several_captions_are_those_of_python_best_first(
     assert len(one["words"]) >= 9
 
 
-def test_captions_are_sampled_and_a_seed_repeats_them(caption: Caption, photos: list[Path]) -> None:
+def test_captions_are_sampled_and_a_seed_repeats_them(caption: Run, photos: list[Path]) -> None:
     options = ("--sample", "--num-captions", 3, "--temperature", 2, "--top-p", 0.9, "--json")
     first, again, other = (
         [line["captions"] for line in caption(*photos, *options, "--seed", seed).json_lines()]
@@ -239,12 +244,93 @@ def test_it_runs_as_a_script_and_a_reader_that_goes_away_leaves_no_traceback(
     assert json.loads(found.stdout)["image"] == str(drawn_photos / "00.jpg")
 
 
-Run = Callable[..., ProgramResult]
+def test_one_command_saves_every_kind(run: Run, photos: list[Path], tmp_path: Path) -> None:
+    options = ["--output", "out", "--save", "all", "--json", "--style", "contour"]
+    outcome = run("caption", photos[0], *options, "--min-words", 2, "--max-words", 3)
+    assert outcome.code == 0, outcome.stderr
+    (line,) = outcome.json_lines()
+    saved = {path.name for path in (tmp_path / "out").iterdir()}
+    told = {Path(path).name for path in line["pictures"]}
+    assert saved == told | {"captions.jsonl"}
+    kinds = ["attention.png", "attention.pdf", "attention.svg", "attention.gif", "attention.html"]
+    kinds += ["attention.npz", "matrix.png", "matrix.pdf", "matrix.svg"]
+    assert {f"one.{kind}" for kind in kinds} <= saved
+    assert len(saved) == 1 + len(kinds) + len(line["words"])
+    with np.load(tmp_path / "out" / "one.attention.npz") as arrays:
+        again = caption_from_arrays(dict(arrays)).to_dict()
+    assert again == {key: line[key] for key in again}
+    with Image.open(tmp_path / "out" / "one.attention.gif") as animation:
+        assert animation.n_frames == 1 + len(line["words"])
+
+    words = "--words", "--json", "--max-words", 1
+    (shorter,) = run("caption", photos[0], *options[:2], *words).json_lines()
+    left = len([*(tmp_path / "out").glob("one.0*")])
+    assert left == len(shorter["words"]) < len(line["words"]), "and none of the longer caption"
+    # Pictures of an earlier run are not photos.
+    for photo in photos:
+        photo.rename(tmp_path / "out" / photo.name)
+    again_told = run("caption", "out", "--json").json_lines()
+    assert [Path(line["image"]).name for line in again_told] == ["one.jpg", "two.png"]
+
+
+def test_pictures_drawn_by_other_processes_are_the_same(
+    run: Run, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, submitted, submit = [], [], ProcessPoolExecutor.submit
+
+    def counted(pool: ProcessPoolExecutor, *work: Any) -> Any:
+        submitted.append(work)
+        return submit(pool, *work)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", counted)
+    for folder, least in (("apart", 1), ("here", 100)):
+        monkeypatch.setattr(output_folder, "PROCESSES_FROM", least)
+        assert run("caption", *photos, "--output", folder, "--words", "--max-words", 3).code == 0
+        drawn.append({p.name: p.read_bytes() for p in (tmp_path / folder).glob("*.png")})
+    assert len(drawn[0]) > 4
+    assert drawn[0] == drawn[1]
+    assert len(submitted) == len(photos)
+
+
+def test_one_sheet_has_a_row_a_model(
+    commands: Commands, tiny_model: Path, tiny_hard_model: Path, photo: Path, tmp_path: Path
+) -> None:
+    compare = ["caption.py", photo, "--device", "cpu", "--compare", tiny_model, tiny_hard_model]
+    options = ["--output", tmp_path / "out", "--json", "--paths", "3"]
+    outcome = commands.run(*compare, *options, cwd=tmp_path)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    soft, hard = map(json.loads, outcome.stdout.splitlines())
+    assert (soft["model"], hard["model"]) == (str(tiny_model), str(tiny_hard_model))
+    assert "cells" not in soft
+    assert "paths" not in soft
+    assert len(hard["cells"]) == len(hard["words"])
+    assert [len(path) for path in hard["paths"]] == 3 * [len(hard["words"])]
+    assert soft["pictures"] == [str(tmp_path / "out" / "photo.comparison.png")]
+    with Image.open(soft["pictures"][0]) as sheet:
+        assert sheet.height > 500
+    for model, line in ((tiny_model, soft), (tiny_hard_model, hard)):
+        assert line["caption"] == Captioner.from_pretrained(model, device="cpu").caption(photo).text
+    assert commands.run(*compare, cwd=tmp_path).stdout.splitlines() == [
+        str(photo),
+        f"  {tiny_model}: {soft['caption']}",
+        f"  {tiny_hard_model}: {hard['caption']}",
+    ]
+
+
+def test_hard_attention_follows_at_test(
+    commands: Commands, tiny_hard_model: Path, photo: Path
+) -> None:
+    options = ("--checkpoint", tiny_hard_model, "--at-test", "expectation", "--json")
+    outcome = commands.run("caption.py", photo, *options)
+    assert outcome.code == 0, outcome.stderr
+    assert "cells" not in json.loads(outcome.stdout)
+
+
 TEXT = "A red disc, on the Table!"
 
 
 def test_a_caption_is_read_drawn_and_weighed(
-    run: Run, tiny_model: Path, photo: Path, tmp_path: Path
+    run: Run, captioner: Captioner, photo: Path, tmp_path: Path
 ) -> None:
     options = ("--output", tmp_path / "out", "--words", "--save", "html,npz", "--json")
     outcome = run("score", photo, TEXT, *options)
@@ -252,7 +338,7 @@ def test_a_caption_is_read_drawn_and_weighed(
     assert outcome.stderr == "read as unknown words: table\n"
     line = json.loads(outcome.stdout)
     assert line["words"] == "a red disc on the table".split()
-    expected = Captioner.from_pretrained(tiny_model, device="cpu").score(photo, TEXT)
+    expected = captioner.score(photo, TEXT)
     assert line["log_probs"] == pytest.approx(expected.log_probs.tolist(), abs=1e-5)
     assert line["end_log_prob"] == pytest.approx(expected.end_log_prob, abs=1e-5)
     kinds = [Path(path).name.split(".", 2)[2] for path in line["pictures"]]
@@ -284,9 +370,8 @@ def test_a_scored_caption_replaces_no_picture_of_another_caption_or_photo(
     assert drawn.read_bytes() == sheet
 
 
-def test_the_text_says_how_likely_the_whole_is(run: Run, tiny_model: Path, photo: Path) -> None:
+def test_the_text_says_how_likely_the_whole_is(run: Run, captioner: Captioner, photo: Path) -> None:
     outcome = run("score", photo, "a red disc")
-    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
     lines = outcome.stdout.splitlines()
     for line, start, caption in (
         (lines[0], f"{photo}: a red disc", captioner.score(photo, "a red disc")),

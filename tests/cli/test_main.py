@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,19 +73,6 @@ def test_a_full_disk_under_standard_output_is_one_sentence(
     assert told.count("\n") == 1
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def said(command: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a command says on stderr, a terminal."""
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert command() == 0
-    return terminal.getvalue()
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_can_be_quiet_or_verbose_but_not_both(
     commands: Commands, command: str
@@ -102,14 +87,17 @@ def test_every_command_can_be_quiet_or_verbose_but_not_both(
 
 
 def test_quiet_leaves_out_the_bar_and_verbose_says_the_time(
-    drawn_photos: Path, monkeypatch: pytest.MonkeyPatch
+    drawn_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def check(*options: str) -> Callable[[], int]:
-        return lambda: int(main(["check-data", str(drawn_photos), *options]) not in (0, 1))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
-    assert "100%" in said(check(), monkeypatch)
-    assert said(check("--quiet"), monkeypatch) == ""
-    assert re.search(r"\d s$", said(check("-v"), monkeypatch).strip())
+    def said(*options: str) -> str:
+        assert main(["check-data", str(drawn_photos), *options]) in (0, 1)
+        return capsys.readouterr().err
+
+    assert "100%" in said()
+    assert said("--quiet") == ""
+    assert re.search(r"\d s$", said("-v").strip())
 
 
 def test_doctor_names_what_is_installed_and_what_is_missing(

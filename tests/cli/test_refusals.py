@@ -60,6 +60,7 @@ REFUSED = {
     "export MODEL small --beam-size 0": "decoding.beam_size",
     "average MODEL MODEL MODEL": "already exists",
     "plot nowhere": "name a run",
+    "train my.csv": "the data by --data.root",
     f"{TRAIN} --optim.lr fast": "optim.lr",
     f"{TRAIN} --data.root=": "data.root: is empty",
     "train --config 'no such recipe.yaml'": "no such recipe.yaml",

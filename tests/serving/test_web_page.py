@@ -23,6 +23,7 @@ from serving_tools import started
 from captioner import Captioner
 
 Site = tuple[str, Running]
+Models = dict[str, Captioner]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +33,9 @@ def site(programs: Programs, tiny_model: Path, tiny_hard_model: Path) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def photo(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photo(tiny_models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A photo of a page's size whose caption has several words that attend to several places."""
-    captioner = Captioner.from_pretrained(tiny_model, device="cpu")
+    captioner = tiny_models["tiny"]
     path = tmp_path_factory.mktemp("page") / "holiday photo.jpg"
     moves = {}
     for number in range(10):
@@ -81,12 +82,12 @@ def pixels(page: Any, selector: str) -> np.ndarray:
 
 
 def test_a_photo_is_uploaded_captioned_and_hovered(
-    opened: Any, photo: Path, tiny_model: Path
+    opened: Any, photo: Path, tiny_models: Models
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
     assert page.locator("#result").is_hidden()
     page.set_input_files("#pick", photo)
-    expected = Captioner.from_pretrained(tiny_model, device="cpu").caption(photo)
+    expected = tiny_models["tiny"].caption(photo)
     assert caption_on(page) == expected.text
     assert page.locator(".cv-photo").get_attribute("alt") == expected.text
     page.wait_for_timeout(200)
@@ -121,13 +122,12 @@ def test_the_keyboard_is_enough(opened: Any, photo: Path) -> None:
 
 
 def test_model_beam_and_hard_attention_can_be_chosen(
-    opened: Any, photo: Path, tiny_model: Path, tiny_hard_model: Path
+    opened: Any, photo: Path, tiny_models: Models
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
     page.set_input_files("#pick", photo)
     caption_on(page)
-    soft = Captioner.from_pretrained(tiny_model, device="cpu")
-    hard = Captioner.from_pretrained(tiny_hard_model, device="cpu")
+    soft, hard = tiny_models.values()
     with page.expect_response(re.compile("/v1/captions")):
         page.fill("#beam", "1")
         page.locator("#beam").blur()
@@ -148,7 +148,7 @@ def test_model_beam_and_hard_attention_can_be_chosen(
 
 
 def test_a_caption_of_the_user_is_scored_and_taken_back(
-    opened: Any, photo: Path, tiny_model: Path
+    opened: Any, photo: Path, tiny_models: Models
 ) -> None:
     page = opened(viewport={"width": 1200, "height": 900}).page
     page.set_input_files("#pick", photo)
@@ -157,9 +157,7 @@ def test_a_caption_of_the_user_is_scored_and_taken_back(
     page.keyboard.press("Enter")
     page.wait_for_selector("#own-score:not(:empty)")
     assert caption_on(page) == "the red disc on a table"
-    scored = Captioner.from_pretrained(tiny_model, device="cpu").score(
-        photo, "the red disc on a table"
-    )
+    scored = tiny_models["tiny"].score(photo, "the red disc on a table")
     total = float(scored.log_probs.sum()) + scored.end_log_prob
     text = page.locator("#own-score").inner_text()
     assert f"{total:.2f}".replace("-", "−") in text
