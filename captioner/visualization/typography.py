@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_right
 from functools import lru_cache
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.data.vocabulary import begins_unspaced
-from captioner.log import logger
 
 INK = "#16191d"
 MUTED = "#667080"
@@ -25,13 +23,14 @@ def font(size_px: int, *, bold: bool = False, text: str = "") -> ImageFont.FreeT
     a letter, stderr says so once.
     """
     file = None
-    if not text.isascii() and (lacking := set(text) - _letters(_dejavu(bold))):
-        file = _system_font("".join(sorted(lacking)))
+    if not text.isascii() and (lacking := set(text) - letters(_dejavu(bold))):
+        from captioner.visualization.system_fonts import font_with
+
+        file = font_with("".join(sorted(lacking)))
     return _face(file or _dejavu(bold), size_px)
 
 
 _face = lru_cache(maxsize=64)(ImageFont.truetype)
-_warn_once = lru_cache(maxsize=16)(logger.warning)
 
 
 @lru_cache(maxsize=2)
@@ -42,27 +41,8 @@ def _dejavu(bold: bool) -> str:
     return str(Path(matplotlib.get_data_path(), "fonts", "ttf", name))
 
 
-@lru_cache(maxsize=1024)
-def _system_font(characters: str) -> str | None:
-    """Return the system's font file that has most of these characters; None if none has any."""
-    from matplotlib import font_manager  # here, because it is slow to import
-
-    wanted = {character for character in characters if character.isprintable()}
-    files = sorted(
-        font_manager.findSystemFonts(), key=lambda path: ("Bold" in path, "Serif" in path, path)
-    )
-    best = max(files, key=lambda path: len(wanted & _letters(path)), default=None)
-    if missing := wanted - (_letters(best) if best else frozenset()):
-        script = unicodedata.name(min(missing), "some").split()[0].capitalize()
-        _warn_once(
-            f"warning: no font on this machine has {script} letters, which are drawn as boxes; "
-            "install one (on Debian and Ubuntu, fonts-noto-cjk or another of fonts-noto)"
-        )
-    return best if missing != wanted else None
-
-
 @lru_cache(maxsize=256)
-def _letters(path: str) -> frozenset[str]:
+def letters(path: str) -> frozenset[str]:
     """Return the characters of a font file, of the first font in it where it has several."""
     from matplotlib.ft2font import FT2Font
 
