@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from captioner.visualization import sheet as sheets
@@ -41,8 +42,7 @@ def word_images(
     photo = _photo_for_words(image, caption, max_side_px)
     size, layers = photo.size, Layers(photo, style)
     canvas_width = max(size[0], _MIN_SIDE_PX)
-    # In step with the picture, but no wider than a narrow one can hold.
-    text = max(_SMALLEST_TEXT, min(round(math.sqrt(size[0] * size[1]) / 30), canvas_width // 20))
+    text = _text_px(photo)
     place = {"left": text, "width": canvas_width - 2 * text, "size": text}
     below = size[1] + round(sheets.WORD_LABEL_HEIGHT * text) + text
     height = below + sheets.draw_footer(None, [caption], style, top=below, **place) + text
@@ -71,6 +71,12 @@ def word_names(name: str, words: Sequence[str]) -> list[str]:
     return names
 
 
+def _text_px(photo: Image.Image) -> int:
+    """Return the size of the text of a picture: in step with it, but as a narrow one can hold."""
+    in_step = round(math.sqrt(photo.width * photo.height) / 30)
+    return max(_SMALLEST_TEXT, min(in_step, max(photo.width, _MIN_SIDE_PX) // 20))
+
+
 def _photo_for_words(image: Image.Image, caption: Caption, max_side_px: int) -> Image.Image:
     longer = max(image.size)
     scale = min(max(longer, _MIN_SIDE_PX), max_side_px) / longer
@@ -88,9 +94,9 @@ def caption_gif(image: Image.Image, caption: Caption, style: Style = None) -> by
     edge = (left, 0, left + plain.width - 1, plain.height - 1)
     ImageDraw.Draw(still).rectangle(edge, outline=RULE)
 
-    text = max(15, still.width // 26)
-    layout = replace(sheets.SHEET, margin=text, text=round(0.8 * text), title=text)
-    width = still.width - 2 * text
+    text, margin = max(15, still.width // 26), _text_px(plain)
+    layout = replace(sheets.SHEET, margin=margin, text=round(0.8 * text), title=text)
+    width = still.width - 2 * margin
     top = sheets.draw_heading(None, "", caption, layout, 0, width) + text
     page = PixelPage(still.width, still.height + top)
     sheets.draw_heading(page, "", caption, layout, text // 2, width)
@@ -104,6 +110,9 @@ def caption_gif(image: Image.Image, caption: Caption, style: Style = None) -> by
     for number, frame in enumerate(frames):
         sample.paste(frame.resize(quarter, Image.Resampling.NEAREST), (0, number * quarter[1]))
     palette = sample.quantize(256, method=Image.Quantize.MEDIANCUT)
+    colours = np.array(palette.getpalette()).reshape(-1, 3)
+    colours[(colours > 247).all(1)] = 255  # white stays white
+    palette.putpalette(colours.flatten().tolist())
     first, *others = (f.quantize(palette=palette, dither=Image.Dither.NONE) for f in frames)
     milliseconds = [_STILL_MS, *[_WORD_MS] * (len(others) - 1), _STILL_MS][: len(frames)]
     options = {"save_all": True, "append_images": others, "loop": 0, "optimize": False}

@@ -201,8 +201,10 @@ def test_a_picture_keeps_the_photos_shape_and_cuts_nothing_off(
 
 def test_the_first_frame_of_a_gif_is_the_photo_as_large_as_in_the_others(make_caption):
     photo = Image.new("RGB", (80, 160), "red")
+    photo.paste(detailed_photo(40, 80).point(lambda level: 200 + level // 5), (20, 40))
     with Image.open(io.BytesIO(caption_gif(photo, make_caption(photo.size, WORDS)))) as still:
         pixels = np.asarray(still.convert("RGB")).astype(int)
+    assert (pixels[2, 2] == 255).all(), "white outside of the photo"
     red = (np.abs(pixels - (255, 0, 0)) < 9).all(axis=2)
     # All but the hairline along its border.
     assert (red.any(axis=0).sum(), red.any(axis=1).sum()) == (158, 318)
