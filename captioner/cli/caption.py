@@ -174,7 +174,8 @@ class _CaptionRun:
             if self.texts:
                 self.texts.add(photo, record["caption"], record.get("confidence"))
         try:
-            self._caption(todo, models)
+            if todo:
+                self._caption(todo, models)
         except KeyboardInterrupt:
             if self.output:
                 logger.info("the same command with --resume does the rest")

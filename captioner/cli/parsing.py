@@ -34,7 +34,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self) -> Any:
         """Parse the command's arguments, and say as much as they choose."""
-        parsed = self.parse_args(self._words)
+        # Photos may stand on both sides of an option; Python's method for that loses the "--".
+        parse = self.parse_args if "--" in self._words else self.parse_intermixed_args
+        parsed = parse(self._words)
         set_log_level(parsed)
         return parsed
 

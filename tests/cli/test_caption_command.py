@@ -71,7 +71,7 @@ def test_photos_and_folders_are_captioned_in_order(
 def test_json_has_the_promised_fields_and_the_captions_of_python(
     caption: Run, photos: list[Path], captioner: Captioner
 ) -> None:
-    outcome = caption(*photos, "--json")
+    outcome = caption(photos[0], "--json", *photos[1:])
     assert outcome.code == 0
     lines = outcome.json_lines()
     assert len({line["caption"] for line in lines}) > 1

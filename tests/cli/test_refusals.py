@@ -44,7 +44,7 @@ REFUSED = {
     "caption photo.jpg --output out --save gif --compare soft hard": "gif shows one model",
     f"{CAPTION} --output out --opacity 2": "'2' is not a number from 0 to 1",
     f"{CAPTION} --write csv": "csv needs --output",
-    f"{CAPTION} --write html": "needs a page",
+    f"{CAPTION} --write html": "needs pages",
     f"{CAPTION} --overwrite": "needs --write txt or xmp or csv or html",
     f"{SCORE} photo.jpg ?!": "has no words",
     f"{SCORE} nothing.jpg 'a red disc'": "nothing.jpg: ",

@@ -244,18 +244,19 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
 
     if not timm.is_model(name):
         return None
-    if tap is not None:
-        raise ConfigError(f"encoder.tap: {name} of timm is tapped at its last feature map only")
     hub_id = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
     revision = weights.removeprefix("default@") if weights.startswith("default@") else None
     is_transformer = timm.models.is_model_in_modules(name, _TRANSFORMERS)
+    if tap is not None and (is_transformer or not tap.isdecimal()):
+        accepted = "null alone" if is_transformer else "the number of a feature map, from 0"
+        raise ConfigError(f"encoder.tap: {name} of timm takes {accepted}, not '{tap}'")
     is_file = False
     overlay: dict[str, Any] | None = None
     if revision is not None:
         overlay = {"hf_hub_id": f"{hub_id}@{revision}"}
     elif is_file := _is_file(weights, name, "default", "default@REVISION", "none"):
         overlay = {"state_dict": _read_timm_weights(weights, name, is_transformer)}
-    options = {"features_only": True, "out_indices": (-1,)}
+    options = {"features_only": True, "out_indices": (int(tap or -1),)}
     try:
         network: Any = timm.create_model(
             name,

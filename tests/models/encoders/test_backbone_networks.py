@@ -101,6 +101,7 @@ def test_resnet50_is_torchvisions_at_every_stage() -> None:
         ("efficientnet_lite2", "blocks.4", 256, 320, (120, 16, 20)),
         ("timm/resnet18", None, 224, 320, (512, 7, 10)),
         # as many cells as the paper
+        ("timm/resnet18", "3", 224, 224, (256, 14, 14)),
         ("timm/vit_base_patch16_clip_224.openai", None, 224, 224, (768, 14, 14)),
         ("timm/vit_tiny_patch16_224", None, 224, 352, (192, 14, 22)),
         ("timm/vit_small_patch14_reg4_dinov2", None, 224, 224, (384, 16, 16)),  # made for 518 px
