@@ -150,8 +150,7 @@ class _CaptionRun:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.model_names = arguments.compare or [parsing.chosen_model(arguments)]
-        self.failures = 0
-        self.done = 0
+        self.failures = self.done = 0
         self.texts: TextWriter | None = None
         self.output: OutputFolder | None = None
         if arguments.write:

@@ -99,11 +99,10 @@ def names_of(accepted: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
-        for name in names:
-            if name not in accepted:
-                raise argparse.ArgumentTypeError(
-                    f"'{name}' is none of {', '.join(accepted)}; separate several by commas"
-                )
+        if others := [name for name in names if name not in accepted]:
+            raise argparse.ArgumentTypeError(
+                f"'{others[0]}' is none of {', '.join(accepted)}; separate several by commas"
+            )
         return names
 
     return parse

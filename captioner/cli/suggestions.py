@@ -13,8 +13,7 @@ from captioner.log import printable
 
 _PLACE = "PLACE"  # stands for a command's argument without an option, such as PHOTO
 
-# Names that other programs use, by the last part of ours; those that only differ from ours in a
-# few letters need none.
+# Names that other programs use, by the last part of ours, where more than a few letters differ.
 _SYNONYMS = {
     "from": "m model checkpoint ckpt load model-path pretrained start-from weights",
     _PLACE: "i img image image-path input photo file path data dataset data-dir data-path root "

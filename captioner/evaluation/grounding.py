@@ -56,8 +56,7 @@ def ground(caption: Caption, image: ImageKey, objects: Objects) -> Iterator[Grou
     total = caption.maps.sum(0, dtype=np.float64)
     others_count = len(caption.words) - 1
     for category, attention in zip(named_categories(caption.words), caption.maps, strict=True):
-        mask = None if category is None else objects.mask(image, category)
-        if category is None or mask is None:
+        if category is None or (mask := objects.mask(image, category)) is None:
             continue
         covered, seen = coverage(mask, caption.geometry, rows, columns)
         hits = cell_hits(mask, caption.geometry, rows, columns)
@@ -263,14 +262,12 @@ class Objects:
         self._by_name: dict[str, ImageKey] = {}
         for index, file in enumerate(self._files):
             for number, image in file.imgs.items():
-                name = Path(str(image.get("file_name", ""))).name
-                for key in {name, _number_in(name)} - {""}:
-                    self._by_name.setdefault(key, (index, number))
+                name = _without_year(Path(str(image.get("file_name", ""))).name)
+                self._by_name.setdefault(name, (index, number))
 
     def image(self, path: ImagePath) -> ImageKey | None:
         """Return the key of an image, found by its name; COCO's two names are one image."""
-        names = (path.name, _number_in(path.name))
-        return next((self._by_name[name] for name in names if name in self._by_name), None)
+        return self._by_name.get(_without_year(path.name))
 
     def mask(self, image: ImageKey, category: str) -> np.ndarray | None:
         """Return a category's outlines, or else boxes, as bool [height, width]; None without."""
@@ -306,6 +303,6 @@ def _read_instances(path: Path) -> Any:
     return coco
 
 
-def _number_in(name: str) -> str:
+def _without_year(name: str) -> str:
     match = _COCO_NUMBER.fullmatch(name)
-    return match[1] if match else ""
+    return match[1] if match else name

@@ -136,13 +136,11 @@ class Table:
         rows = [[cell_text(cell) for cell in row] for row in self.rows]
         texts = [self.head, *rows] if any(self.head) else rows
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-        return [
-            "  ".join(
-                text.rjust(width) if column else text.ljust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in texts
-        ]
+        lines = []
+        for name, *values in texts:
+            cells = [name.ljust(widths[0]), *map(str.rjust, values, widths[1:])]
+            lines.append("  ".join(cells).rstrip())
+        return lines
 
 
 def cell_text(cell: Cell) -> str:

@@ -115,12 +115,11 @@ def viewer_script() -> str:
     painted = {}
     for kind in styles.STYLES:
         paint = styles.paint_of(kind, "viridis")
-        above = None if paint.colours is None else "map" if kind == "colour" else kind
-        if paint.colours is not None and kind != "colour":
+        if paint.colours is not None and kind != "colour":  # which has those of the chosen map
             colours[kind] = bytes(paint.colours).hex()
         painted[kind] = {
             "base": paint.base,
-            "above": above,  # a key of `colours`, "map" the chosen one; None: the photo itself
+            "above": paint.colours is not None,  # whether colours; else the photo itself
             "alpha": [round(float(value), 4) for value in paint.alpha],
             "lines": paint.lines,
         }

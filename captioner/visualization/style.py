@@ -100,8 +100,7 @@ class OverlayStyle:
         """Return the bar of a legend from SCALE_LOW to SCALE_HIGH, with the lines upright in it."""
         levels = np.linspace(0, 255, width).round().astype(np.uint8)
         photo = LEGEND_PLAIN if self.kind == "contour" else LEGEND_PHOTO
-        bar = np.repeat(np.array(photo, dtype=np.uint8)[None, None], width, axis=1)
-        layers = Layers(Image.fromarray(bar), self)
+        layers = Layers(Image.new("RGB", (width, 1), photo), self)
         above, alpha = layers.above(levels[None])
         picture = Image.composite(above, layers.base, alpha).resize((width, height))
         for heat, thick in self.lines:

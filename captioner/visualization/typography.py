@@ -70,11 +70,10 @@ def fit(
     text: str, width_px: float, *, size_px: int, smallest_px: int, bold: bool = False
 ) -> tuple[str, ImageFont.FreeTypeFont]:
     """Return the text and the largest font in which it fits, shortened if none is."""
-    for size in range(size_px, smallest_px, -1):
+    for size in range(size_px, smallest_px - 1, -1):
         face = font(size, bold=bold, text=text)
         if face.getlength(text) <= width_px:
-            return text, face
-    face = font(smallest_px, bold=bold, text=text)
+            break
     return _shorten(text, face, width_px), face
 
 

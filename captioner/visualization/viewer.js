@@ -134,7 +134,7 @@
   function upperColours({ style, colourMap, threshold }) {
     const { above } = TABLES.styles[style];
     if (!above) return null;
-    const colours = COLOURS[above === "map" ? colourMap : above].slice();
+    const colours = (COLOURS[style] || COLOURS[colourMap]).slice();
     for (let level = 1; level < levelOf(threshold); level++)
       colours.copyWithin(3 * level, 0, 3);
     return colours;
