@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
     if name is not None:
         from captioner.cli.suggestions import unknown_command
 
-        usage = f"error: {unknown_command(name, list(COMMANDS))}\n\n{usage}"
+        usage = f"error: {unknown_command(name, list(COMMANDS))} (captioner --help shows all)"
     print(usage, file=sys.stderr)
     return 2
 

@@ -59,7 +59,7 @@ def test_an_unknown_option_is_refused_by_every_command(commands: Commands, comma
         ("fine_tune", "(did you mean: captioner finetune)"),
         ("https://example.org/a", "(did you mean: captioner caption https://example.org/a)"),
         ("--image", "(did you mean: captioner caption)"),
-        ("shards", f"captioner shards is gone: {_REMOVED['shards']}\n"),
+        ("shards", f"captioner shards is gone: {_REMOVED['shards']} (captioner --help"),
     ],
 )
 def test_a_command_that_does_not_exist_names_the_nearest_or_what_to_do_instead(
