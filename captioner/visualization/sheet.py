@@ -184,6 +184,7 @@ NOTES = {
     "confidence": "Confidence {value}",
     "unsure": "Unsure caption: confidence {value}",
     "below": " (below {threshold}: unsure)",
+    "score": "Log-probability {value} a word",
     "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
 }
 
@@ -197,6 +198,9 @@ def caption_note(caption: Caption) -> tuple[str, bool]:
         if threshold:
             note += NOTES["below"].format(threshold=threshold[0])
         notes.append(note.replace("{value}", value))
+    elif caption.words:  # given by the user, or of a model without a calibrator
+        steps = len(caption.words) + (caption.end_log_prob is not None)
+        notes.append(NOTES["score"].format(value=f"{caption.log_prob / steps:.2f}"))
     highest = max(map(peak, caption.maps), default=math.inf)
     if highest < styles.FLAT_BELOW:
         warning = True

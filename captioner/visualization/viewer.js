@@ -360,6 +360,7 @@
   /** What a reader should know first, or "", and whether it is a warning: see caption_note. */
   function noteOf(caption) {
     const { words, maps, confidence, confidence_threshold: threshold } = caption;
+    const { log_probs: logProbs, end_log_prob: end } = caption;
     const { notes } = TABLES;
     const parts = [];
     let warning = isUnsure(caption);
@@ -369,6 +370,10 @@
       parts.push((warning ? notes.unsure : notes.confidence).replace("{value}", digits(confidence))
         + (typeof threshold === "number"
           ? notes.below.replace("{threshold}", digits(threshold)) : ""));
+    } else if (words.length) {
+      const each = typeof end === "number" ? [...logProbs, end] : logProbs;
+      const mean = each.reduce((sum, value) => sum + value, 0) / each.length;
+      parts.push(notes.score.replace("{value}", mean.toFixed(2)));
     }
     const highest = Math.max(...maps.map(peakOf));
     if (words.length && highest < TABLES.FLAT_BELOW) {

@@ -296,7 +296,9 @@ def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_capti
     sharp = np.full((2, 63), 0.9 / 62)
     sharp[1, 5] = 0.1
     caption = make_caption((90, 70), ["a", "dog"], maps=sharp)
-    assert caption_note(caption) == ("", False)
+    mean = (caption.log_probs.sum() - 0.5) / 3  # of two words and the end
+    note = (f"Log-probability {mean:.2f} a word", False)
+    assert caption_note(replace(caption, end_log_prob=-0.5)) == note
     for confidence, threshold, expected in (
         (0.31, None, ("Confidence 0.31", False)),
         (0.31, 0.3, ("Confidence 0.31 (below 0.30: unsure)", False)),
