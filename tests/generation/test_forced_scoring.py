@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from forced import force_decode_one
 from test_search import END, START, UNKNOWN, L, random_decoder, random_grid
 
 from captioner.generation import force_decode
@@ -19,7 +18,7 @@ from captioner.generation import force_decode
 @torch.no_grad()
 def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
     decoder, photo = random_decoder(0, gate=gate), random_grid(1)
-    found = force_decode_one(decoder, photo, tokens)
+    ((found,),) = force_decode(decoder, photo, [[tokens]])
     memory = decoder.prepare(photo)
     state = decoder.start(memory)
     total = 0.0

@@ -46,10 +46,6 @@ def random_grid(photos: int, seed: int = 0) -> Grid:
     return Grid(torch.randn(photos, L, D, generator=generator), ROWS, COLUMNS)
 
 
-def photo_of(grid: Grid, index: int) -> Grid:
-    return Grid(grid.features[index : index + 1], grid.height, grid.width)
-
-
 def log_softmax(logits: list[float]) -> list[float]:
     """Also of logits that are minus infinity."""
     largest = max(logits)
@@ -151,7 +147,7 @@ CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end:
 @functools.cache  # the prefixes that one beam reads are read by the next
 def case(seed: int, end: float) -> tuple[LSTMDecoder, Grid, list[Reader]]:
     decoder, grid = random_decoder(seed, end=end, gate="vector"), random_grid(5, seed)
-    return decoder, grid, [Reader(decoder, photo_of(grid, photo)) for photo in range(5)]
+    return decoder, grid, [Reader(decoder, grid.select([photo])) for photo in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from test_search import END, START, log_softmax, photo_of, random_decoder, random_grid
+from test_search import END, START, log_softmax, random_decoder, random_grid
 
 from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.decoders.lstm import LSTMDecoder
@@ -48,7 +48,7 @@ def best_of_all(known: LogProbs, length_penalty: float) -> tuple[tuple[int, ...]
 @functools.cache  # the next length penalty asks for the same log-probabilities
 def toy_model(seed: int) -> tuple[LSTMDecoder, Grid, list[LogProbs]]:
     decoder, grid = random_decoder(seed, words=WORDS, end=2.0), random_grid(3, seed)
-    return decoder, grid, [log_probs_of_all(decoder, photo_of(grid, image)) for image in range(3)]
+    return decoder, grid, [log_probs_of_all(decoder, grid.select([image])) for image in range(3)]
 
 
 def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tuple[int, ...]]]:
