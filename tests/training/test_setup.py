@@ -93,15 +93,6 @@ def test_training_views_may_be_smaller_than_the_model_s_input(own_table: Path) -
     assert setup.validation.transform(photo)[0].shape == (3, 64, 96)
 
 
-def test_the_same_seed_gives_the_same_first_weights(own_table: Path) -> None:
-    one, same, other = ready(own_table), ready(own_table), ready(own_table, train__seed=2)
-    for name, value in one.task.model.state_dict().items():
-        assert torch.equal(same.task.model.state_dict()[name], value), name
-    assert not torch.equal(
-        other.task.model.decoder.word_gates.weight, one.task.model.decoder.word_gates.weight
-    )
-
-
 @pytest.fixture(scope="module")
 def before(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trained model with a vocabulary that the table alone would not give."""
