@@ -16,6 +16,8 @@ from captioner.checkpoint import load_model
 from captioner.checkpoint_writer import save_model
 from captioner.config.settings import Config, SourceConfig
 from captioner.data.images import open_image
+from captioner.data.tokenizers import CharacterTokenizer
+from captioner.data.vocabulary import Vocabulary
 from captioner.errors import CheckpointError, ConfigError, DataError
 from captioner.models.build import build_model
 from captioner.training import setup, train
@@ -123,6 +125,10 @@ def test_vocabulary_and_weights_are_those_of_the_start(table: Path, tmp_path: Pa
     assert of_words == {
         f"decoder.{name}" for name in ("embedding.weight", "vocabulary.weight", "vocabulary.bias")
     }
+    characters = Vocabulary(vocabulary.words, CharacterTokenizer())
+    save_model(tmp_path / "characters", *load_model(before)[:2], characters, card="#")
+    started = prepare(starting_from(tmp_path / "characters", table, tmp_path), CPU)
+    assert started.vocabulary.tokenizer.name == "characters"
 
 
 def test_its_vocabulary_alone_begins_with_new_weights(table: Path, tmp_path: Path, before) -> None:
