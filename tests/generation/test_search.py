@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import plain
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,13 +47,6 @@ def random_grid(photos: int, seed: int = 0) -> Grid:
     return Grid(torch.randn(photos, L, D, generator=generator), ROWS, COLUMNS)
 
 
-def log_softmax(logits: list[float]) -> list[float]:
-    """Also of logits that are minus infinity."""
-    largest = max(logits)
-    total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
-    return [logit - total for logit in logits]
-
-
 class Reader:
     """Log-probabilities of the next token after some words, one photo and one caption at a time."""
 
@@ -69,7 +63,7 @@ class Reader:
                 token, state = START, self.decoder.start(self.memory)
             with torch.no_grad():
                 logits, _, state = self.decoder.step(torch.tensor([[token]]), state, self.memory)
-            self.known[words] = (log_softmax(logits[0, 0].tolist()), state)
+            self.known[words] = (plain.log_softmax(logits[0, 0].tolist()), state)
         return self.known[words][0]
 
 
