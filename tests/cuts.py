@@ -1,8 +1,9 @@
-"""Runs that end in the middle."""
+"""Runs and saves that end in the middle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,11 +18,15 @@ class Interrupted(Exception):
 
 
 def interrupt(
-    monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: type[BaseException]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    call: int,
+    error: type[BaseException] | BaseException,
+    modules: Sequence[ModuleType] = MODULES,
 ) -> None:
-    """Let a function that the training loop or its parts call raise at its n-th call."""
+    """Let a function of one of the modules, which others call, raise at its n-th call."""
     calls = 0
-    module = next(module for module in MODULES if hasattr(module, name))
+    module = next(module for module in modules if hasattr(module, name))
     original: Callable[..., Any] = getattr(module, name)
 
     def called(*arguments: Any, **options: Any) -> Any:

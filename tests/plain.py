@@ -42,9 +42,14 @@ def sigmoid(x: float) -> float:
 
 
 def softmax(energies: Vector) -> Vector:
-    """Also of energies that are minus infinity."""
-    powers = [math.exp(energy - max(energies)) for energy in energies]
-    return [power / sum(powers) for power in powers]
+    return [math.exp(log_share) for log_share in log_softmax(energies)]
+
+
+def log_softmax(logits: Vector) -> Vector:
+    """Also of logits that are minus infinity."""
+    largest = max(logits)
+    total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
+    return [logit - total for logit in logits]
 
 
 def expectation(shares: Vector, vectors: list[Vector]) -> Vector:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from cuts import interrupt
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny import sentence
@@ -187,24 +186,6 @@ def value(folder: Path) -> float:
     return float(model.decoder.vocabulary.bias.detach()[5])
 
 
-@contextmanager
-def replace_fails(monkeypatch: pytest.MonkeyPatch, on_call: int, error: BaseException) -> Iterator:
-    """Let the n-th os.replace raise."""
-    calls = 0
-    original = os.replace
-
-    def replace(*arguments: Any, **options: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == on_call:
-            raise error
-        original(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", replace)
-        yield
-
-
 @pytest.mark.parametrize("on_call", [1, 2])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("state", [None, {"step": 1}], ids=["best", "last"])
@@ -222,7 +203,8 @@ def test_an_interrupted_save_leaves_the_old_one_whole(
         save()
     old = value(folder)
     change(parts[0], 1.0)
-    with replace_fails(monkeypatch, on_call, error):
+    with monkeypatch.context() as patched:
+        interrupt(patched, "replace", on_call, error, [os])
         with pytest.raises((CheckpointError, KeyboardInterrupt)):
             save()
     verify(folder, needs_state=state is not None)

@@ -11,8 +11,8 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     (
-        "errors types data.tokenizers data.vocabulary cli.alt_text cli.suggestions files "
-        "visualization.style visualization.word_pictures"
+        "errors types data.image_finder data.tokenizers data.vocabulary cli.alt_text files "
+        "cli.suggestions generation.earlier_features visualization.style visualization.word_pictures"
     ).split(),
 )
 def test_examples_of_docstrings_hold(module: str) -> None:

@@ -24,7 +24,6 @@ from captioner.runtime.cuda_graphs import graphs_of_search
 from captioner.runtime.device import autocast
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
-from captioner.training.step import training_step
 from captioner.training.validation import validate
 from captioner.types import Grid
 
@@ -74,15 +73,8 @@ def small(recipe: str, table: Path) -> Config:
 def step(setup: Setup, device: torch.device, context: Any = nullcontext()) -> torch.Tensor:  # noqa: B008
     """Take an optimizer step by the first captions, and return its loss."""
     torch.manual_seed(1)
-    output = training_step(
-        setup.task.train(),
-        [setup.dataset[(0, range(4))]],
-        build_optimizer(setup.task, setup.config.optim),
-        learning_rate_factor=1.0,
-        clip_norm=1.0,
-        autocast=context,
-        device=device,
-    )
+    batch, optimizer = setup.dataset[(0, range(4))], build_optimizer(setup.task, setup.config.optim)
+    output = tiny.step(setup.task.train(), batch, optimizer, device=device, autocast=context)
     return output.output.loss.detach()
 
 

@@ -14,18 +14,14 @@ from typing import Any
 
 import pytest
 import tiny
+from programs import REPOSITORY
+from test_docs import code_blocks
 
 from captioner.cli import COMMANDS
 from captioner.config.settings import Config
 from docs.hooks import commands
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-ADD_ATTENTION = REPOSITORY / "docs/tutorials/add-attention.md"
-
-
-def python_blocks(page: Path) -> list[str]:
-    text = page.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+ADD_ATTENTION = "docs/tutorials/add-attention.md"
 
 
 def test_the_site_builds_without_a_warning_and_its_reference_is_complete(tmp_path: Path) -> None:
@@ -85,8 +81,8 @@ def test_every_page_is_in_the_navigation() -> None:
 @pytest.mark.slow
 def test_an_attention_mechanism_is_added_as_its_page_says(tmp_path: Path) -> None:
     """In a copy of the package: the page's file, the page's line, and a model that learns with it."""
-    page = ADD_ATTENTION.read_text(encoding="utf-8")
-    file, line = python_blocks(ADD_ATTENTION)
+    page = (REPOSITORY / ADD_ATTENTION).read_text(encoding="utf-8")
+    file, line = code_blocks(ADD_ATTENTION, "python")
     bundled = shutil.ignore_patterns("bundled", "__pycache__")
     shutil.copytree(REPOSITORY / "captioner", tmp_path / "captioner", ignore=bundled)
     place = re.search(r"\*\*1\.\*\* The file `(.*)`", page)
@@ -154,7 +150,7 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
 def test_python_on_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.photo(1)[0].save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
-    blocks = python_blocks(REPOSITORY / page)
+    blocks = code_blocks(page, "python")
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), {})

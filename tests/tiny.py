@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from captioner.data.batch import Batch
     from captioner.data.vocabulary import Vocabulary
     from captioner.models.model import CaptionModel
+    from captioner.training.step import StepOutput
 
 WORDS = "a the on red green blue square disc field wears café t-shirt".split()
 
@@ -169,6 +171,17 @@ def captions(targets: Tensor, lengths: Tensor, **more: Any) -> Batch:
     none, words = targets.new_zeros(0), int(lengths.sum())
     fields = {"inputs": none, "image_numbers": none, "image_index": none, **more}
     return Batch(**fields, targets=targets, lengths=lengths, words=words, captions=len(lengths))
+
+
+def step(task: Any, batch: Batch, optimizer: Any, **changed: Any) -> StepOutput:
+    """Take an optimizer step by one batch, on the CPU."""
+    import torch
+
+    from captioner.training.step import training_step
+
+    given = {"learning_rate_factor": 1.0, "clip_norm": 1.0, "autocast": nullcontext()}
+    given |= {"device": torch.device("cpu"), **changed}
+    return training_step(task, [batch], optimizer, **given)
 
 
 def load_epoch(dataset: Any, batches: Any, epoch: int, first: int = 0, **options: Any) -> Any:

@@ -65,6 +65,13 @@ def check_data(parser: parsing.CommandParser) -> int:
         readable = [image for image in split.images if image.path in sizes]
         counts = checks.caption_statistics(readable, tokenizer)
         statistics[name] = {"photos": len(readable), **counts}
+        fewest, most = counts["captions_a_photo"]
+        shortest, median, longest = counts["words_a_caption"]
+        show(
+            f"{name}: {len(readable)} photos, {counts['captions']} captions ({fewest} to {most} a "
+            f"photo), {shortest} to {longest} words (median {median}), {counts['words']} different "
+            f"words ({counts['rare_words']} of them fewer than 5 times)"
+        )
         found = checks.caption_findings(split, tokenizer, arguments.max_words)
         problems += [*split.left_out(name), *(f"{name}: {sentence}" for sentence in found)]
     problems = list(dict.fromkeys(problems))  # those of a file come with each of its splits
@@ -78,14 +85,6 @@ def check_data(parser: parsing.CommandParser) -> int:
     }.items():
         if things:
             problems.append(f"{kind}: {len(things)}, namely {listed(things)}")
-    for name, figures in statistics.items():
-        fewest, most = figures["captions_a_photo"]
-        shortest, median, longest = figures["words_a_caption"]
-        show(
-            f"{name}: {figures['photos']} photos, {figures['captions']} captions ({fewest} to "
-            f"{most} a photo), {shortest} to {longest} words (median {median}), {figures['words']} "
-            f"different words ({figures['rare_words']} of them fewer than 5 times)"
-        )
     for line in [f"mend: {sentence}" for sentence in problems] or ["nothing to mend"]:
         show(printable(line))
     if arguments.output:

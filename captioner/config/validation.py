@@ -65,40 +65,34 @@ def require_divisor(key: str, heads: int, size: int, name: str) -> None:
 
 def unused_settings(config: Config, *, captions: int) -> list[str]:
     """Return a sentence for settings that do not do their work."""
-    data, optim = config.data, config.optim
-    sentences = []
+    data, optim, samples = config.data, config.optim, config.self_critical.samples
     augments = data.flip > 0 or data.min_area < 1 or data.colour > 0
-    if data.cache and augments and data.cache_views == 1 and data.cache_min_area == 1:
-        sentences.append(
-            "data.cache: one view of each photo is kept, without data.flip, min_area and colour; "
-            "ask for more data.cache_views, or data.cache_min_area below 1"
-        )
-    if not data.cache and (data.cache_views > 1 or data.cache_min_area < 1):
-        sentences.append(
-            "data.cache_views and data.cache_min_area: do nothing without a cache; name a folder "
-            "in data.cache"
-        )
-    if config.attention.select != "hard" and config.hard != Config().hard:
-        sentences.append("hard: its settings are for attention.select hard, so they do nothing")
-    if not config.self_critical.samples and config.self_critical != Config().self_critical:
-        sentences.append("self_critical: without self_critical.samples its settings do nothing")
-    if config.train.start_from is None:
-        sentences += [
-            f"{key}: is for a model that is trained already; name it with train.start_from"
-            for key, asked in (
-                ("loss.attention_effect", config.loss.attention_effect),
-                ("self_critical.samples", config.self_critical.samples),
-            )
-            if asked
-        ]
+    has_views = data.cache_views > 1 or data.cache_min_area < 1
+    begins_anew = config.train.start_from is None
+    trained = "is for a model that is trained already; name it with train.start_from"
     # A lower bound: batches that are not full add a few.
     steps = math.ceil(captions / data.batch_size / optim.accumulate) * config.train.epochs
-    if optim.warmup_steps > steps:
-        sentences.append(
-            f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays "
-            "below optim.lr, and little is learned; use more train.epochs, or fewer of them"
-        )
-    return sentences
+    sentences = {
+        "data.cache: one view of each photo is kept, without data.flip, min_area and colour; ask "
+        "for more data.cache_views, or data.cache_min_area below 1": (
+            data.cache and augments and not has_views
+        ),
+        "data.cache_views and data.cache_min_area: do nothing without a cache; name a folder in "
+        "data.cache": not data.cache and has_views,
+        "hard: its settings are for attention.select hard, so they do nothing": (
+            config.attention.select != "hard" and config.hard != Config().hard
+        ),
+        "self_critical: without self_critical.samples its settings do nothing": (
+            not samples and config.self_critical != Config().self_critical
+        ),
+        f"loss.attention_effect: {trained}": begins_anew and config.loss.attention_effect,
+        f"self_critical.samples: {trained}": begins_anew and samples,
+        f"optim.warmup_steps: training has about {steps} steps, so the learning rate stays below "
+        "optim.lr, and little is learned; use more train.epochs, or fewer of them": (
+            optim.warmup_steps > steps
+        ),
+    }
+    return [sentence for sentence, applies in sentences.items() if applies]
 
 
 def data_sources(data: DataConfig) -> list[SourceConfig]:

@@ -59,10 +59,8 @@ class Split:
 
     images: list[CaptionedImage]  # on disk and with captions
     missing: list[ImagePath]  # files that are not on disk
-    # On disk and without captions, as all of COCO's test split are.
-    uncaptioned: list[CaptionedImage] = field(default_factory=list)
-    # Texts that are no captions, each with its image.
-    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
+    uncaptioned: list[CaptionedImage] = field(default_factory=list)  # on disk: COCO's test split
+    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)  # texts that are none
     problems: Sequence[str] = field(default=(), compare=False)  # sentences on what cannot be used
     markers: str = field(default="", compare=False)  # what nearly all captions begin or end with
 

@@ -143,11 +143,6 @@ class Vocabulary:
         kept = [w for w, n in counts.items() if n >= min_count and w not in SPECIAL_TOKENS]
         return cls(sorted(kept, key=lambda word: (-counts[word], word))[:max_size], tokenizer)
 
-    def extended(self, other: Vocabulary) -> Vocabulary:
-        """Return this vocabulary with the words of `other` that it lacks after its own."""
-        new = [word for word in other.words if word not in self]
-        return Vocabulary([*self.words, *new], self.tokenizer)
-
     def encode(self, words: Sequence[str]) -> list[int]:
         """Return indices of words, without start and end; words not known become `unknown`."""
         return [self._index.get(word, self.unknown) for word in words]

@@ -10,7 +10,7 @@ from captioner.data.batch import Batch
 from captioner.models.attention.self_attention import GridSelfAttention
 from captioner.models.backbones.backbone import Backbone
 from captioner.models.decoders.base import Decoder, TeacherForcingOutput
-from captioner.runtime.device import with_empty_images
+from captioner.runtime.device import padded_size
 from captioner.types import Grid
 
 
@@ -57,8 +57,10 @@ class Encoder(nn.Module):
     def forward(self, inputs: Tensor, *, from_frozen: bool = False) -> Grid:
         """Map images [B, 3, H, W], or with `from_frozen` their frozen features, to a Grid."""
         count = len(inputs)
-        if inputs.is_cuda and not (self.training and self.batch_norm == "train"):
-            inputs = with_empty_images(inputs)  # which would enter the statistics of batch norm
+        # Empty images would enter the statistics of batch norm.
+        fills_up = inputs.is_cuda and not (self.training and self.batch_norm == "train")
+        if fills_up and (missing := padded_size(count) - count):
+            inputs = torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
         features = inputs if from_frozen else self.frozen_features(inputs)
         return self.grid_of(self.backbone.stages[self.frozen_stages :](features)[:count])
 

@@ -102,20 +102,12 @@ def onednn_is_faster() -> bool:
 
 
 def padded_size(count: int) -> int:
-    """Return the size to which a GPU's batch of this many images is filled up."""
-    return count + -count % min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
-
-
-def with_empty_images(images: Tensor) -> Tensor:
-    """Return images [B, ...] with empty ones at the end, so that few sizes of batches occur.
+    """Return the size to which a GPU's batch of this many images is filled up, one of few.
 
     Batches of whole photos differ in size, and cuDNN plans every convolution again for a new size,
     which takes seconds.
     """
-    import torch
-
-    missing = padded_size(len(images)) - len(images)
-    return torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
+    return count + -count % min(GPU_BATCH_STEP, 1 << max(0, count - 1).bit_length())
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def build_optimizer(
     if config.name == "adam":
         return torch.optim.Adam(settings, **options)
     if config.name == "rmsprop_graves":
-        return GravesRMSprop(settings, **options)
+        return GravesRMSprop(settings, options)
     return torch.optim.RMSprop(settings, centered=config.centered, **options)
 
 
@@ -67,14 +67,9 @@ class GravesRMSprop(torch.optim.Optimizer):
     `torch.optim.RMSprop(centered=True)` differs in adding eps outside the root, which at 1e-4 makes
     the steps of small gradients up to a hundred times larger.
 
-    Args:
-        settings: `lr`, `alpha`, `momentum` and `eps`, for which Graves has the defaults; and
-            `weight_decay`, a factor on the weights that is added to the gradient.
+    Each group has `lr`, `alpha`, `momentum`, `eps`, and `weight_decay`, a factor on the weights
+    that is added to the gradient.
     """
-
-    def __init__(self, params: Any, **settings: float) -> None:
-        graves = {"lr": 1e-4, "alpha": 0.95, "momentum": 0.9, "eps": 1e-4, "weight_decay": 0.0}
-        super().__init__(params, graves | settings)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

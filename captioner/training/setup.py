@@ -162,7 +162,8 @@ def build_vocabulary(config: Config, captions: list[str], start: Path | None) ->
                 f"{start} knows {share:.0%} of the words of the captions, which look like "
                 "another language; to train a model of it: captioner train --config table"
             )
-        return known.extended(vocabulary)
+        new = [word for word in vocabulary.words if word not in known]
+        return Vocabulary([*known.words, *new], tokenizer)
     if not vocabulary.words:
         roots = (s.root for s in data_sources(config.data) if s.train_split is not None)
         raise DataError(

@@ -30,7 +30,7 @@ def model(model_with_graphs: Path) -> Path:
     return model_with_graphs
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def batch(model: Path) -> Callable[..., int]:
     """Run `captioner batch` in this process, with shards of ten photos."""
     from captioner.cli.batch import batch as main
@@ -44,12 +44,10 @@ def batch(model: Path) -> Callable[..., int]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(collection: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(
+    batch: Callable[..., int], collection: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The output of a run of the collection that nothing disturbed."""
-    from captioner.cli.batch import batch as main
-
     output = tmp_path_factory.mktemp("undisturbed")
-    options = ["--checkpoint", str(model), "--device", "cpu", "--workers", "1"]
-    options += ["--shard-size", "10", "--maps"]
-    assert main([str(collection), "--output", str(output), *options]) == 1
+    assert batch(collection, output, "--maps") == 1
     return output

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.tokenizers import CharacterTokenizer
 from captioner.data.vocabulary import Tokenizer, Vocabulary, load_tokenizer
 from captioner.registry import TOKENIZERS
 
@@ -80,15 +79,6 @@ def test_words_are_encoded_and_decoded_up_to_the_end() -> None:
     assert vocabulary.decode([1, 4, 0, 5, 2, 4]) == ["a", "dog"]
     assert vocabulary.decode([2, 4]) == []
     assert vocabulary.decode([4, 3]) == ["a", "<unk>"]
-
-
-def test_a_vocabulary_is_extended_after_its_own_words() -> None:
-    characters = CharacterTokenizer()
-    first, second = Vocabulary(["dog", "a"], characters), Vocabulary(["cat", "a", "yak"])
-    both = first.extended(second)
-    assert both.words == ["dog", "a", "cat", "yak"]
-    assert both.tokenizer is characters
-    assert first.words == ["dog", "a"]
 
 
 def test_a_saved_vocabulary_is_readable_json_and_comes_back_in_order(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
+import plain
 import pytest
 import torch
-from forced import force_decode_one
 from test_search import END, START, UNKNOWN, L, random_decoder, random_grid
 
 from captioner.generation import force_decode
@@ -19,14 +18,13 @@ from captioner.generation import force_decode
 @torch.no_grad()
 def test_scoring_a_caption_equals_a_plain_loop_over_the_steps(gate: Any, tokens: list[int]) -> None:
     decoder, photo = random_decoder(0, gate=gate), random_grid(1)
-    found = force_decode_one(decoder, photo, tokens)
+    ((found,),) = force_decode(decoder, photo, [[tokens]])
     memory = decoder.prepare(photo)
     state = decoder.start(memory)
     total = 0.0
     for step, (read, written) in enumerate(zip([START, *tokens], [*tokens, END], strict=True)):
         logits, attended, state = decoder.step(torch.tensor([[read]]), state, memory)
-        values = logits[0, 0].double().tolist()
-        log_prob = values[written] - math.log(sum(math.exp(value) for value in values))
+        log_prob = plain.log_softmax(logits[0, 0].tolist())[written]
         total += log_prob
         if written == END:
             assert found.end_log_prob == pytest.approx(log_prob, abs=1e-5)

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import plain
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,17 +47,6 @@ def random_grid(photos: int, seed: int = 0) -> Grid:
     return Grid(torch.randn(photos, L, D, generator=generator), ROWS, COLUMNS)
 
 
-def photo_of(grid: Grid, index: int) -> Grid:
-    return Grid(grid.features[index : index + 1], grid.height, grid.width)
-
-
-def log_softmax(logits: list[float]) -> list[float]:
-    """Also of logits that are minus infinity."""
-    largest = max(logits)
-    total = largest + math.log(sum(math.exp(logit - largest) for logit in logits))
-    return [logit - total for logit in logits]
-
-
 class Reader:
     """Log-probabilities of the next token after some words, one photo and one caption at a time."""
 
@@ -73,7 +63,7 @@ class Reader:
                 token, state = START, self.decoder.start(self.memory)
             with torch.no_grad():
                 logits, _, state = self.decoder.step(torch.tensor([[token]]), state, self.memory)
-            self.known[words] = (log_softmax(logits[0, 0].tolist()), state)
+            self.known[words] = (plain.log_softmax(logits[0, 0].tolist()), state)
         return self.known[words][0]
 
 
@@ -151,7 +141,7 @@ CASES = [(2, 1.0), (4, 0.0), (14, -2.0), (15, 0.0)]  # seed and bias of the end:
 @functools.cache  # the prefixes that one beam reads are read by the next
 def case(seed: int, end: float) -> tuple[LSTMDecoder, Grid, list[Reader]]:
     decoder, grid = random_decoder(seed, end=end, gate="vector"), random_grid(5, seed)
-    return decoder, grid, [Reader(decoder, photo_of(grid, photo)) for photo in range(5)]
+    return decoder, grid, [Reader(decoder, grid.select([photo])) for photo in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from itertools import product
 
+import plain
 import pytest
 import torch
-from test_search import END, START, log_softmax, photo_of, random_decoder, random_grid
+from test_search import END, START, random_decoder, random_grid
 
 from captioner.generation import Hypothesis, SearchOptions, search
 from captioner.models.decoders.lstm import LSTMDecoder
@@ -26,7 +27,8 @@ def log_probs_of_all(decoder: LSTMDecoder, grid: Grid) -> LogProbs:
     for _ in range(MAX_WORDS):
         with torch.no_grad():
             logits, _, state = decoder.step(tokens, state, memory)
-        known |= {c: log_softmax(row.tolist()) for c, row in zip(captions, logits[0], strict=True)}
+        rows = map(plain.log_softmax, logits[0].tolist())
+        known |= dict(zip(captions, rows, strict=True))
         parents = torch.arange(len(captions)).repeat_interleave(WORDS)
         state = decoder.reorder(state, torch.tensor([0]), parents[None])
         captions = [(*caption, word) for caption in captions for word in range(4, 4 + WORDS)]
@@ -48,7 +50,7 @@ def best_of_all(known: LogProbs, length_penalty: float) -> tuple[tuple[int, ...]
 @functools.cache  # the next length penalty asks for the same log-probabilities
 def toy_model(seed: int) -> tuple[LSTMDecoder, Grid, list[LogProbs]]:
     decoder, grid = random_decoder(seed, words=WORDS, end=2.0), random_grid(3, seed)
-    return decoder, grid, [log_probs_of_all(decoder, photo_of(grid, image)) for image in range(3)]
+    return decoder, grid, [log_probs_of_all(decoder, grid.select([image])) for image in range(3)]
 
 
 def toy_searches(length_penalty: float, stop: str) -> list[tuple[Hypothesis, tuple[int, ...]]]:
@@ -80,9 +82,9 @@ def test_the_bound_never_finds_a_worse_caption(beam_size: int, length_penalty: f
         decoder, grid = random_decoder(seed, end=1.0), random_grid(4, seed)
         settings = {"beam_size": beam_size, "max_words": 8, "length_penalty": length_penalty}
         settings["num_captions"] = beam_size
-        plain = search(decoder, grid, SearchOptions(**settings))  # type: ignore[arg-type]
+        first = search(decoder, grid, SearchOptions(**settings))  # type: ignore[arg-type]
         bound = search(decoder, grid, SearchOptions(**settings, stop="bound"))  # type: ignore[arg-type]
-        for one, other in zip(plain, bound, strict=True):
+        for one, other in zip(first, bound, strict=True):
             if one[0].end_log_prob is not None:
                 assert other[0].score >= one[0].score - 1e-6
                 better += other[0].score > one[0].score + 1e-6

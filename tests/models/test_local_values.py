@@ -12,31 +12,19 @@ import tiny
 import torch
 from plain import loud
 
-from captioner.config import AttentionConfig, DecoderConfig
+from captioner.config import AttentionConfig
 from captioner.models.attention.attention import Attention
-from captioner.models.build import build_decoder, build_model
-from captioner.models.decoders.base import Decoder
+from captioner.models.build import build_model
 from captioner.types import Grid
 
 B, K, ROWS, COLUMNS, D, H, V = 2, 3, 2, 3, 8, 12, 10
 L = ROWS * COLUMNS
-START = 1
-LENGTHS = torch.tensor([3, 1])
 
 
-def random_grid(local: bool = True) -> Grid:
+def random_grid() -> Grid:
     generator = torch.Generator().manual_seed(1)
     features, other = torch.randn(2, B, L, D, dtype=torch.double, generator=generator)
-    return Grid(features, ROWS, COLUMNS, local=other if local else None)
-
-
-def random_decoder(kind: Any, **attention: Any) -> Decoder:
-    torch.manual_seed(0)
-    config = DecoderConfig(
-        kind=kind, hidden_dim=H, embed_dim=10, heads=3, layers=2, feedforward_dim=16
-    )
-    settings = AttentionConfig(dim=6, radius=1.0, words=4, **attention)
-    return loud(build_decoder(config, settings, feature_dim=D, vocabulary_size=V, cells=L))
+    return Grid(features, ROWS, COLUMNS, local=other)
 
 
 @pytest.mark.parametrize(("heads", "context_dim"), [(1, None), (2, 5)])
@@ -81,17 +69,3 @@ def test_the_encoder_gives_the_cells_before_its_self_attention() -> None:
     plain_grid = model.encoder(image)
     assert plain_grid.local is None
     assert torch.equal(plain_grid.features, grid.local)
-
-
-@pytest.mark.parametrize("window", ["global", "local_m", "local_p"])
-@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "transformer"])
-@torch.no_grad()
-def test_attention_at_random_weighs_all_cells_of_the_window_alike(kind: str, window: Any) -> None:
-    decoder = random_decoder(kind, window=window)
-    grid = replace(random_grid(), at_random=True)
-    tokens = torch.tensor([[START, 4, 5], [START, 6, 0]])
-    maps = decoder(decoder.prepare(grid).select(torch.arange(B)), tokens, LENGTHS).maps[0]
-    inside = maps > 0
-    expected = inside / inside.sum(-1, keepdim=True)
-    torch.testing.assert_close(maps, expected.to(maps.dtype))
-    assert bool(inside.all()) == (window == "global")

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import plain
 import pytest
 import tiny
 import torch
@@ -45,11 +46,6 @@ def places(lengths: list[int]) -> list[tuple[int, int]]:
     return [(n, t) for t in range(max(lengths)) for n in range(len(lengths)) if t < lengths[n]]
 
 
-def plain_log_probs(logits: list[float]) -> list[float]:
-    total = math.log(sum(math.exp(logit) for logit in logits))
-    return [logit - total for logit in logits]
-
-
 def plain_penalties(maps: list[list[list[float]]]) -> list[float]:
     """For each caption, sum over cells of (1 - sum over words)^2."""
     return [
@@ -64,18 +60,18 @@ def test_the_parts_are_plain_loops(lengths: list[int], label_smoothing: float) -
     losses = caption_losses(
         forced, batch, LossConfig(doubly_stochastic=0.7, label_smoothing=label_smoothing)
     )
-    plain, smoothed = [], []
+    own, smoothed = [], []
     for row, (n, t) in enumerate(places(lengths)):
-        log_probs = plain_log_probs(forced.logits[row].tolist())
+        log_probs = plain.log_softmax(forced.logits[row].tolist())
         share = label_smoothing / V
         target = int(batch.targets[n, t])
         wanted = [share + (1 - label_smoothing) * (v == target) for v in range(V)]
-        plain.append(-log_probs[target])
+        own.append(-log_probs[target])
         smoothed.append(-sum(w * p for w, p in zip(wanted, log_probs, strict=True)))
     penalties = plain_penalties(forced.maps.tolist())
-    words, captions = len(plain), len(lengths)
+    words, captions = len(own), len(lengths)
     expected = {
-        "cross_entropy": sum(plain) / words,
+        "cross_entropy": sum(own) / words,
         "smoothed": sum(smoothed) / words,
         "doubly_stochastic": sum(penalties) / captions,
         "total": (sum(smoothed) + 0.7 * sum(penalties)) / words,
@@ -142,7 +138,7 @@ def test_captions_have_weights_and_teachers_a_share_of_the_target(
     total = plainly = 0.0
     rows = zip(forced.logits.tolist(), soft_targets.tolist(), places(lengths), strict=True)
     for row, teacher, (caption, step) in rows:
-        for word, log_prob in enumerate(plain_log_probs(row)):
+        for word, log_prob in enumerate(plain.log_softmax(row)):
             is_target = word == int(batch.targets[caption, step])
             plainly -= is_target * log_prob
             wanted = label_smoothing / V + (1 - label_smoothing) * is_target
@@ -164,7 +160,7 @@ def test_the_effect_of_attention_is_a_plain_loop_with_a_gradient_for_random_cell
     rows = zip(places(lengths), own.logits.tolist(), other.logits.tolist(), strict=True)
     for (n, t), with_own, with_other in rows:
         word = int(batch.targets[n, t])
-        lost[n] += plain_log_probs(with_own)[word] - plain_log_probs(with_other)[word]
+        lost[n] += plain.log_softmax(with_own)[word] - plain.log_softmax(with_other)[word]
     expected = sum(abs(0.8 * length - each) for length, each in zip(lengths, lost, strict=True))
     assert float(loss.detach()) == pytest.approx(expected / 10, rel=1e-12)
     assert float(metric) == pytest.approx(sum(lost) / 10, rel=1e-12)

@@ -173,7 +173,7 @@ def test_updates_are_those_of_the_equations(settings: tuple[float, ...]) -> None
     named = dict(zip(("lr", "alpha", "momentum", "eps", "weight_decay"), settings, strict=True))
     gradients = np.random.default_rng(1).normal(size=(20, 2, 3)) * np.array([[1e-4], [3.0]])
     weights = [nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
-    optimizer = GravesRMSprop(weights, **named)
+    optimizer = GravesRMSprop(weights, named)
     for step in range(20):
         for row, weight in enumerate(weights):
             weight.grad = torch.from_numpy(gradients[step, row].copy())

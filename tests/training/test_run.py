@@ -91,11 +91,6 @@ def long(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture
-def ended(long: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(long, tmp_path / "run"))
-
-
 def cut_weights(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"cut")
 
@@ -103,11 +98,12 @@ def cut_weights(folder: Path) -> None:
 @pytest.mark.parametrize("damage", [cut_weights, shutil.rmtree])
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(
     damage: Callable[[Path], None],
-    ended: Path,
     long: Path,
     table: Path,
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    ended = Path(shutil.copytree(long, tmp_path / "run"))
     before, after = (load_training_state(ended / name) for name in ("previous", "last"))
     assert before["step"] < after["step"]
     damage(ended / "last")

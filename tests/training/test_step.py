@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from captioner.runtime.processes import DeferredInterrupts
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
-from captioner.training.step import StepOutput, training_step, with_counts
+from captioner.training.step import StepOutput, with_counts
 
 CPU = torch.device("cpu")
 
@@ -26,15 +25,8 @@ def setup(table: Path, tmp_path: Path) -> Setup:
 def take(
     setup: Setup, optimizer: torch.optim.Optimizer, *, factor: float = 1.0, clip_norm: float = 0.0
 ) -> StepOutput:
-    return training_step(
-        setup.task.train(),
-        [setup.dataset[(0, range(6))]],
-        optimizer,
-        learning_rate_factor=factor,
-        clip_norm=clip_norm,
-        autocast=nullcontext(),
-        device=CPU,
-    )
+    batch, settings = setup.dataset[(0, range(6))], {"clip_norm": clip_norm}
+    return tiny.step(setup.task.train(), batch, optimizer, learning_rate_factor=factor, **settings)
 
 
 def test_a_step_trains_the_model_at_the_rate_of_the_schedule(setup: Setup) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from captioner.data.batch import Batch, pack_by_step, unpack_by_step
 from captioner.models.attention.attention import Attention
 from captioner.training.optimizer import build_optimizer
 from captioner.training.setup import Setup, prepare
-from captioner.training.step import training_step
 
 CPU = torch.device("cpu")
 AVERAGE = {"attention__select": "hard", "hard__baseline": "moving_average"}
@@ -82,16 +80,7 @@ def test_a_task_can_be_wrapped_as_it_is_for_several_processes(table: Path, kind:
     optimizer = build_optimizer(wrapped.module, setup.config.optim)
     before = {name: p.detach().clone() for name, p in wrapped.module.named_parameters()}
     for _ in range(2):
-        step = training_step(
-            wrapped,
-            [batch],
-            optimizer,
-            learning_rate_factor=1.0,
-            clip_norm=5.0,
-            autocast=nullcontext(),
-            device=CPU,
-        )
-        assert step.updated
+        assert tiny.step(wrapped, batch, optimizer).updated
     unchanged = {
         name
         for name, p in wrapped.module.named_parameters()

@@ -33,8 +33,7 @@ def webdataset(data: DataFiles) -> Recognised | None:
         images = map(_images, tars, tars.values(), splits)
         return Annotations(list(itertools.chain.from_iterable(images)), [data.folder])
 
-    title = f"WebDataset shards: {listed(tars.values(), 3)}"
-    return Recognised(title, read) if tars else None
+    return Recognised(f"WebDataset shards: {listed(tars.values(), 3)}", read) if tars else None
 
 
 def sample_key(name: str) -> tuple[str, str]:

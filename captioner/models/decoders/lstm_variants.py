@@ -84,13 +84,9 @@ class TopDownDecoder(LSTMDecoder):
     def start(self, memory: Memory, beams: int = 1) -> TopDownState:
         state = super().start(memory, beams)
         mean = memory.grid.features.mean(1, keepdim=True)  # [B, 1, D]
-        return TopDownState(
-            h=state.h,
-            c=state.c,
-            language_h=state.h,
-            language_c=state.c,
-            mean_gates=self.mean_gates(mean).expand(-1, beams, -1),
-        )
+        mean_gates = self.mean_gates(mean).expand(-1, beams, -1)
+        h, c = state.h, state.c
+        return TopDownState(h=h, c=c, language_h=h, language_c=c, mean_gates=mean_gates)
 
     def lstm_step(self, word_gates: Tensor, state: LSTMState, memory: Memory) -> LSTMStep:
         assert isinstance(state, TopDownState)

@@ -9,12 +9,11 @@ from typing import Any
 import plain
 import pytest
 import torch
-from forced import force_decode_one
 from torch import Tensor
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
-from captioner.generation import SearchOptions, search
+from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.attention.attention import Attention
 from captioner.models.build import build_decoder
 from captioner.models.decoders.base import Decoder
@@ -50,10 +49,6 @@ def random_grid() -> Grid:
     """With cells from before self-attention, which `attention.values: local` takes."""
     local = plain.grid(PHOTOS, ROWS, COLUMNS, D, seed=2).features
     return replace(plain.grid(PHOTOS, ROWS, COLUMNS, D), local=local)
-
-
-def photo_of(grid: Grid, photo: int) -> Grid:
-    return grid.select(slice(photo, photo + 1))
 
 
 def greedy(decoder: Decoder, grid: Grid, max_words: int) -> list[int]:
@@ -122,17 +117,31 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
         if kind != "mean":
             assert forced.maps[0].std(0).max() > 1e-6, case  # words attend to different places
 
-        found_greedily = search(decoder, grid, SearchOptions(beam_size=1, max_words=3))
-        assert found_greedily[1][0].tokens == greedy(decoder, photo_of(grid, 1), 3), case
+        found_greedily, second = search(decoder, grid, SearchOptions(1, 3)), grid.select([1])
+        assert found_greedily[1][0].tokens == greedy(decoder, second, 3), case
         if score_name == "additive":
             together = search(decoder, grid, SearchOptions(beam_size=3, max_words=4))
-            (alone,) = search(decoder, photo_of(grid, 1), SearchOptions(beam_size=3, max_words=4))
+            (alone,) = search(decoder, second, SearchOptions(beam_size=3, max_words=4))
             assert [h.tokens for h in alone] == [h.tokens for h in together[1]], case
-            forced_score = force_decode_one(decoder, photo_of(grid, 1), alone[0].tokens)
+            ((forced_score,),) = force_decode(decoder, second, [[alone[0].tokens]])
             assert forced_score.log_probs == pytest.approx(alone[0].log_probs, abs=1e-5), case
             assert forced_score.maps == pytest.approx(alone[0].maps, abs=1e-5), case
             if alone[0].cells is not None:
                 assert forced_score.cells.tolist() == alone[0].cells.tolist(), case
+
+
+@pytest.mark.parametrize("window", ["global", "local_m", "local_p"])
+@pytest.mark.parametrize("kind", ["lstm", "luong", "top_down", "transformer"])
+@torch.no_grad()
+def test_attention_at_random_weighs_all_cells_of_the_window_alike(kind: str, window: Any) -> None:
+    decoder = random_decoder(kind, AttentionConfig(window=window, dim=6, radius=1.0, words=4))
+    grid = replace(random_grid(), at_random=True)
+    tokens = torch.tensor([[START, 4, 5], [START, 6, 0]])
+    maps = decoder(decoder.prepare(grid), tokens, LENGTHS).maps[0]
+    inside = maps > 0
+    expected = inside / inside.sum(-1, keepdim=True)
+    torch.testing.assert_close(maps, expected.to(maps.dtype))
+    assert bool(inside.all()) == (window == "global")
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -10,13 +10,12 @@ import plain
 import pytest
 import tiny
 import torch
-from forced import force_decode_one
 from torch import Tensor, nn
 
 from captioner.config import AttentionConfig, DecoderConfig
 from captioner.data.batch import pack_by_step
 from captioner.errors import ConfigError
-from captioner.generation import SearchOptions, search
+from captioner.generation import SearchOptions, force_decode, search
 from captioner.models.attention.attention import Attention
 from captioner.models.decoders.transformer import TransformerDecoder, sinusoidal_positions
 from captioner.types import Grid
@@ -170,14 +169,14 @@ def test_sinusoidal_positions_are_the_papers_in_a_plain_loop(dim: int) -> None:
 def test_learned_positions_refuse_a_longer_text_in_one_sentence() -> None:
     decoder = random_decoder(positions="learned", max_positions=4)
     grid, tokens = random_grid(1), random_tokens(1)
-    force_decode_one(decoder, grid, [4, 5, 6])  # four steps, the end among them
-    force_decode_one(decoder, grid, [4, 5, 6, 7], max_words=4)
+    force_decode(decoder, grid, [[[4, 5, 6]]])  # four steps, the end among them
+    force_decode(decoder, grid, [[[4, 5, 6, 7]]], max_words=4)
     search(decoder, grid, SearchOptions(beam_size=2, max_words=4))
     with torch.no_grad():
         decoder.vocabulary.bias[2] = -torch.inf
     for too_long in (
         lambda: decoder(decoder.prepare(grid), tokens, torch.tensor([5])),
-        lambda: force_decode_one(decoder, grid, [4, 5, 6, 7]),
+        lambda: force_decode(decoder, grid, [[[4, 5, 6, 7]]]),
         lambda: search(decoder, grid, SearchOptions(beam_size=2, max_words=5)),
     ):
         assert tiny.sentence(ConfigError, too_long) == (
