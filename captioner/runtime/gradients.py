@@ -21,7 +21,9 @@ def distributed_data_parallel(module: nn.Module, *, compress: bool = False) -> A
     Parameters that a process does not use count as zero there, as when it has no caption of a
     batch. That also keeps the buckets of the exchange as they are: rebuilt after the first step,
     they would let processes add in another order, and a resumed run would differ in the last bits.
-    `compress` exchanges gradients in bfloat16: half the bytes, 8 bits of precision.
+
+    Args:
+        compress: Exchange gradients in bfloat16: half the bytes, 8 bits of precision.
     """
     if world_size() == 1:
         return module
