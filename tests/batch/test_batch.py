@@ -11,17 +11,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
 import tiny
+import torch
 from batch_tools import PHOTOS, parts, png, rows, write_tar
 from programs import Commands, Programs
 
 from captioner import Captioner
+from captioner.batch import run
+from captioner.batch.inputs import Shard
 from captioner.batch.run import Job, ShardWorker, run_batch, run_local
+from captioner.data import images
 from captioner.engines import EngineName
+from captioner.runtime import parallel
 
 Batch = Callable[..., int]
 one_process = partial(run_local, workers=1)
@@ -70,6 +76,33 @@ def test_what_hard_attention_draws_depends_on_the_shard_alone(
         found.append(parts(tmp_path / name))
     assert found[0] == found[1]
     assert len({row["log_prob"] for row in rows(tmp_path / "one")}) > 5
+
+
+def test_for_a_gpu_photos_are_read_while_others_are_captioned(
+    collection: Path, undisturbed: Path, model: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(parallel, "available_cores", lambda *_: 2)
+    worker = ShardWorker(Job(str(tmp_path), model, engine="runtime", batch_size=1, device="cpu"))
+    worker.captioner.device = torch.device("cuda")  # named and never used but for reading
+    caption, read, third = worker.captioner.caption_batch, list[object](), threading.Event()
+
+    def open_image(source: object) -> Any:
+        read.append(source)
+        if len(read) == 3:
+            third.set()
+        return images.open_image(source)
+
+    def caption_batch(*arguments: Any, **options: Any) -> Any:
+        assert third.wait(30), "the third photo is read before the first is captioned"
+        return caption(*arguments, **options)
+
+    monkeypatch.setattr(run, "open_image", open_image)
+    monkeypatch.setattr(worker.captioner, "caption_batch", caption_batch)
+    paths = [row["path"] for row in rows(undisturbed)[:8]]
+    worker.run(Shard(0, [(path, path) for path in paths]))
+    assert [row["path"] for row in rows(tmp_path)] == paths
+    texts = [row["caption"] for row in rows(undisturbed)[:8]]
+    assert [row["caption"] for row in rows(tmp_path)] == texts
 
 
 def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path) -> None:
