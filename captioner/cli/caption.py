@@ -105,7 +105,7 @@ def caption(parser: parsing.CommandParser) -> int:
     add("--xmp-name", choices=("append", "replace"), default="append", help=help_)
     help_ = "where addresses like /img/a.jpg begin (default: the page's folder or one above it)"
     add("--site-root", type=Path, metavar="DIR", help=help_)
-    arguments = parser.parse()
+    arguments = parser.parse(intermixed=True)
     arguments.photos = list(chain.from_iterable(map(_matching, arguments.photos)))
     parsing.check_output_options(parser, arguments)
     _check(parser, arguments)

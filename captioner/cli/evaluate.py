@@ -260,13 +260,13 @@ def compare(parser: parsing.CommandParser) -> int:
 
     a, b = arguments.a, arguments.b
     (signature_a, scores_a), (signature_b, scores_b) = (_scores(path, arguments) for path in (a, b))
-    for part in SAME:
+    photos_a, photos_b = signature_a.get("photos"), signature_b.get("photos")
+    for part in SAME if photos_a and photos_b else (*SAME, "data"):
         if signature_a.get(part) != signature_b.get(part):
             logger.warning(
                 f"{part} differs: {signature_a.get(part)} in {a}, {signature_b.get(part)} in {b}; "
                 "what they score is not quite the same"
             )
-    photos_a, photos_b = signature_a.get("photos"), signature_b.get("photos")
     same_images = set(scores_a.image_ids) == set(scores_b.image_ids)
     if same_images and photos_a != photos_b and None not in (photos_a, photos_b):
         raise DataError(

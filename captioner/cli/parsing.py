@@ -32,18 +32,18 @@ class CommandParser(argparse.ArgumentParser):
         self._words = with_home(words)
         add_log_options(self)
 
-    def parse(self) -> Any:
-        """Parse the command's arguments, and say as much as they choose."""
-        # Photos may stand on both sides of an option; Python's method for that loses the "--".
-        parse = self.parse_args if "--" in self._words else self.parse_intermixed_args
-        parsed = parse(self._words)
+    def parse(self, *, intermixed: bool = False) -> Any:
+        """Parse the command's arguments, on both sides of options if they may be `intermixed`."""
+        is_plain = not intermixed or "--" in self._words  # which Python's method loses
+        parsed = (self.parse_args if is_plain else self.parse_intermixed_args)(self._words)
         set_log_level(parsed)
         return parsed
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
-            message += "; put quotes around a pattern, and around a name with blanks, and commas "
-            message += "between kinds (--save png,pdf)"
+            message += "; put quotes around a pattern, and around a name with blanks"
+            if {"--save", "--write"} & {*self._words}:
+                message += ", and commas between kinds (png,pdf)"
         if message.endswith("required: PHOTO") and "--compare" in self._words:
             message += "; put --compare and its models after the photos"
         message = printable(unknown_option(self, self._words) or message)

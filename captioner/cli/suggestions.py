@@ -87,10 +87,7 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
 def unknown_option(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
     """Return a sentence on the first word that is no option in a command's help, None without."""
     actions = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
-    options = [option for action in actions for option in action.option_strings]
-    # jsonargparse has an option for each section, too: --data, where --data.root is meant.
-    sections = {option.partition(".")[0] for option in options if "." in option}
-    known = [option for option in options if option not in sections]
+    known = [option for action in actions for option in action.option_strings]
     for word in takewhile(lambda word: word != "--", words):
         option = word.partition("=")[0]
         is_short = re.match("-[A-Za-z]", option)

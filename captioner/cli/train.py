@@ -172,10 +172,6 @@ def _accepted(key: str) -> str:
 class _HelpFormatter(DefaultHelpFormatter):
     """Shows what a setting accepts in words, where jsonargparse shows its Python type."""
 
-    def add_argument(self, action: argparse.Action) -> None:
-        if action.dest not in vars(Config()):  # as in --encoder FILE, which we refuse
-            super().add_argument(action)
-
     def _get_type_str(self, action: argparse.Action) -> str | None:
         return _accepted(action.dest) or None
 
@@ -203,6 +199,9 @@ def recipe_parser(
     # Some options are read before the parser, which would accept an abbreviation and drop it.
     parser = _Parser(allow_abbrev=False, formatter_class=_HelpFormatter, usage=usage, **texts)
     parser.add_class_arguments(Config, None)
+    for action in parser._actions:  # such as --encoder FILE, which is not for users
+        if action.dest in vars(Config()):
+            action.help = argparse.SUPPRESS
     parser.add_argument("--config", metavar="RECIPE", default=default, help=recipe)
     parser.add_argument("--resume", action="store_true", help="Go on with the run in its folder.")
     parsing.add_log_options(parser)

@@ -69,8 +69,8 @@ class EncoderConfig:
             ViT, CLIP or Swin tower of timm.
         weights: `default`, `none`, the name of a torchvision weights entry, or a file; of a timm
             network also `default@REVISION`, a commit of its weights on the Hugging Face Hub.
-        tap: Layer whose output is the grid (timm's networks: the number of a feature map); null
-            takes the last one that gives a grid.
+        tap: Layer whose output is the grid (of timm's networks the number of a feature map, as
+            "3"); null takes the last one that gives a grid.
         trainable_from: First stage to fine-tune; null freezes the encoder (as the paper does).
         batch_norm: In fine-tuned stages, keep the running statistics (`frozen`, right for small
             batches and for images that come several times) or update them (`train`).

@@ -16,7 +16,7 @@ from captioner.runtime.parallel import usable_cores
 
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C cannot reach before they say what it does to them.
+    """Start processes that Ctrl-C cannot reach before they say what it does to them, or end a pool.
 
     They would print a traceback. For this process it comes afterwards, also where a thread that
     does not block it was chosen to get it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -34,7 +34,8 @@ class Batcher:
         observe: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.max_batch, self.wait_s, self.observe = max_batch, wait_s, observe
-        self._waiting: defaultdict[Hashable, deque[tuple[Any, Future[Any]]]] = defaultdict(deque)
+        # By key the items, by the future that gets the result of each.
+        self._waiting: dict[Hashable, OrderedDict[Future[Any], Any]] = {}
         self._threads = ThreadPoolExecutor(passes, thread_name_prefix="model")
 
     async def submit(
@@ -42,7 +43,8 @@ class Batcher:
     ) -> Result:
         """Return the item's own result of `work`, which must be equivalent for equal keys."""
         result: Future[Result] = Future()
-        self._waiting[key].append((item, result))
+        waiting = self._waiting.setdefault(key, OrderedDict())
+        waiting[result] = item
         try:
             await asyncio.sleep(self.wait_s)
             # Each item asks for a batch; that of an item which went with another finds no more.
@@ -50,7 +52,8 @@ class Batcher:
             return await asyncio.wrap_future(result)
         finally:
             result.cancel()
-            if not self._waiting[key]:
+            waiting.pop(result, None)
+            if not self._waiting.get(key, True):
                 del self._waiting[key]
 
     async def run_alone(self, work: Callable[[], Result]) -> Result:
@@ -63,10 +66,10 @@ class Batcher:
 
     def _run_next(self, key: Hashable, work: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         batch: list[tuple[Any, Future[Any]]] = []
-        waiting = self._waiting.get(key, deque())
-        with suppress(IndexError):  # another thread may take from it, too
+        waiting = self._waiting.get(key, OrderedDict())
+        with suppress(KeyError):  # another thread may take from it, too
             while len(batch) < self.max_batch:
-                item, result = waiting.popleft()
+                result, item = waiting.popitem(last=False)
                 if result.set_running_or_notify_cancel():
                     batch.append((item, result))
         if not batch:

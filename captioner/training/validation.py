@@ -90,7 +90,6 @@ def validate(
     model.eval()
     images, cache = data.images, data.cache
     options = SearchOptions.from_config(decoding, vocabulary)
-    longest = options.max_words  # longer human captions are cut, as those of training
     split, encode = vocabulary.tokenizer.split, vocabulary.encode
 
     def read(index: int) -> Tensor | str:
@@ -116,10 +115,11 @@ def validate(
             results = iter(search(model.decoder, grid, options, graphs))
             own = zip(images[rank() :: world_size()][len(found) :], batch, strict=False)
             texts = [i.captions[0] for i, pixels in own if isinstance(pixels, Tensor)]
-            tokens = [[encode(split(text)[:longest])] for text in texts]
-            for (human,) in force_decode(model.decoder, grid, tokens, max_words=longest):
+            # Longer ones are cut and end there, as in training; the decoder reads no more words.
+            tokens = [[encode(split(text)[: options.max_words - 1])] for text in texts]
+            for (human,) in force_decode(model.decoder, grid, tokens):
                 log_prob += human.score
-                words += len(human.tokens) + (human.end_log_prob is not None)
+                words += len(human.tokens) + 1  # the end
         found += [pixels if isinstance(pixels, str) else next(results)[0] for pixels in batch]
     grid_shape = max(gathered([grid_shape]))
     pairs = list(zip(images, gathered(found), strict=True))

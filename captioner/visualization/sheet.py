@@ -183,7 +183,7 @@ KEY = {
 NOTES = {
     "confidence": "Confidence {value}",
     "unsure": "Unsure caption: confidence {value}",
-    "below": " (below {threshold}: unsure)",
+    "below": " (unsure below {threshold})",
     "score": "Log-probability {value} a word",
     "flat": "Attention is spread almost evenly for every word: never above {value} × uniform",
 }

@@ -20,8 +20,8 @@ from captioner.visualization.typography import INK, RULE, font, one_line, wrap
 if TYPE_CHECKING:
     from captioner.visualization.caption import Caption
 
-# Of a contact sheet: images in a row, their longer side, size and lines of a text, gaps; in pixels.
-_TILES_ACROSS, _TILE_PX, _TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 6, 200, 13, 3, 8
+# Of a contact sheet: size and lines of a text, gaps; in pixels.
+_TILE_TEXT_PX, _TILE_LINES, _TILE_GAP_PX = 13, 3, 8
 
 # Of pictures of single words, and of animations.
 MAX_SIDE_PX = 2048
@@ -121,10 +121,12 @@ def caption_gif(image: Image.Image, caption: Caption, style: Style = None) -> by
     return file.getvalue()
 
 
-def contact_sheet(images: Sequence[tuple[Image.Image, str]]) -> Image.Image:
-    """Draw images with their texts on white, in rows."""
-    tile_px, gap, line_px = _TILE_PX, _TILE_GAP_PX, round(1.3 * _TILE_TEXT_PX)
-    columns = min(_TILES_ACROSS, max(1, len(images)))
+def contact_sheet(
+    images: Sequence[tuple[Image.Image, str]], *, across: int = 6, tile_px: int = 200
+) -> Image.Image:
+    """Draw images with their texts on white: rows of `across`, the longer side tile_px."""
+    gap, line_px = _TILE_GAP_PX, round(1.3 * _TILE_TEXT_PX)
+    columns = min(across, max(1, len(images)))
     rows = math.ceil(len(images) / columns)
     tallest = max((round(tile_px * i.height / max(i.size)) for i, _ in images), default=tile_px)
     width, height = tile_px + gap, tallest + _TILE_LINES * line_px + 2 * gap

@@ -94,6 +94,7 @@ def test_for_a_gpu_photos_are_read_while_others_are_captioned(
 
     def caption_batch(*arguments: Any, **options: Any) -> Any:
         assert third.wait(30), "the third photo is read before the first is captioned"
+        assert len(arguments[0]) == 1
         return caption(*arguments, **options)
 
     monkeypatch.setattr(run, "open_image", open_image)

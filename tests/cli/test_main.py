@@ -24,7 +24,7 @@ def test_the_version_is_printed(commands: Commands, option: str) -> None:
     assert (outcome.code, outcome.stdout, outcome.stderr) == (0, f"captioner {__version__}\n", "")
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("option", ["--help", "-h", "help"])
 def test_help_names_every_command(commands: Commands, option: str) -> None:
     outcome = commands.run("captioner", option)
     assert outcome.code == 0

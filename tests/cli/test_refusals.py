@@ -47,6 +47,7 @@ REFUSED = {
     f"{CAPTION} --write html": "needs pages",
     f"{CAPTION} --overwrite": "needs --write txt or xmp or csv or html",
     f"{SCORE} photo.jpg ?!": "has no words",
+    f"{SCORE} photo.jpg a dog --output out --save png pdf": "pdf; put quotes around a pattern, and",
     f"{SCORE} nothing.jpg 'a red disc'": "nothing.jpg: ",
     f"{EVALUATE} --root . --split x": "'x'",
     f"{EVALUATE} --root 'no such folder'": "no such folder",

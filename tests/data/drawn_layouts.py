@@ -127,7 +127,7 @@ def coco_2014(root: Path) -> None:
 def coco_own_names(root: Path) -> None:
     coco(root, "images_{}", "{:012d}.jpg", "")
     for path in (root / "annotations").glob("captions_*"):
-        path.rename(path.with_name(path.name.replace("captions", "mine")))
+        path.rename(path.with_name(path.name.replace("captions_", "MINE-")))
 
 
 def coco_single_file(root: Path) -> None:
@@ -303,7 +303,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], None], str, str, tuple[str, ...]]] = {
         (flickr30k_kaggle, "flickr30k", "Kaggle's Flickr30k: flickr30k_images/results.csv", ()),
         (coco_2017, "coco", "COCO captions: annotations/", ("train2017", "val2017")),
         (coco_2014, "coco", "COCO captions: annotations/", ("train2014", "val2014")),
-        (coco_own_names, "coco", "COCO captions: annotations/mine_train", ("train", "val")),
+        (coco_own_names, "coco", "COCO captions: annotations/MINE-train", ("train", "val")),
         (coco_single_file, "coco", "COCO captions: annotations.json", ()),
         (karpathy, "karpathy", "Karpathy's JSON: dataset_fl", ("train", "val", "test")),
         (karpathy_coco, "karpathy", "Karpathy's JSON: dataset_coco", ("train", "val", "test")),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from forced import force_decode_one
 
 from captioner.evaluation.faithfulness import REPLACEMENTS, AttentionMeasure, attention_summary
+from captioner.generation import Hypothesis, force_decode
 from captioner.models.attention.attention import Memory
 from captioner.models.decoders.base import Decoder
 from captioner.types import Grid
@@ -28,6 +28,10 @@ def tiny_decoder(select: str, *, columns: int = 3, **attention: object) -> tuple
     return model.eval().decoder, Grid(
         torch.randn(1, 2 * columns, 16, generator=generator), 2, columns
     )
+
+
+def scored(decoder: Decoder, grid: Grid, tokens: list[int]) -> Hypothesis:
+    return force_decode(decoder, grid, [[tokens]])[0][0]
 
 
 @torch.no_grad()
@@ -51,7 +55,7 @@ def test_losses_are_those_of_contexts_replaced_by_hand(select: str, temperature:
     measure = AttentionMeasure(decoder, seed=4)
     measure(replace(grid, features=grid.features.flip(1)), CAPTIONS)  # no image changes the next
     losses = measure(grid, CAPTIONS)
-    own = [force_decode_one(decoder, grid, tokens) for tokens in CAPTIONS]
+    own = [scored(decoder, grid, tokens) for tokens in CAPTIONS]
     features = grid.features[0]
     for kind in ("frozen", "uniform"):
         expected = []
@@ -86,12 +90,12 @@ def test_deletion_takes_the_most_attended_fifth_and_a_random_one_as_control() ->
     def lost(tokens: list[int], cells: list[int]) -> np.ndarray:
         features, local = grid.features.clone(), grid.local.clone()
         features[0, cells], local[0, cells] = features[0].mean(0), local[0].mean(0)
-        changed = force_decode_one(decoder, Grid(features, 2, 4, local), tokens)
-        return force_decode_one(decoder, grid, tokens).log_probs - changed.log_probs
+        changed = scored(decoder, Grid(features, 2, 4, local), tokens)
+        return scored(decoder, grid, tokens).log_probs - changed.log_probs
 
     expected = []
     for tokens in CAPTIONS:  # a fifth of eight cells is two
-        attention = force_decode_one(decoder, grid, tokens).maps.sum(0)
+        attention = scored(decoder, grid, tokens).maps.sum(0)
         expected.append(lost(tokens, np.argsort(-attention)[:2].tolist()))
     np.testing.assert_allclose(losses["deleted_in_grid"], np.concatenate(expected), atol=1e-5)
     pairs = np.array([lost([5], list(cells)) for cells in combinations(range(8), 2)])

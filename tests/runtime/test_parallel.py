@@ -58,6 +58,11 @@ def test_an_error_reaches_the_caller_after_the_results_before_it() -> None:
 GPU = torch.device("cuda")  # named and never used: what is read for it is read on the CPU
 
 
+def test_a_gpu_takes_one_item_after_another() -> None:
+    main = threading.current_thread().name
+    assert list(parallel_map(lambda _: threading.current_thread().name, "ab", GPU)) == [main, main]
+
+
 def test_for_a_gpu_several_threads_read_ahead_and_results_come_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,3 +78,19 @@ def test_a_cancelled_item_costs_no_pass() -> None:
 
     assert asyncio.run(run()) == 2
     assert seen == [2]
+
+
+def test_nothing_is_kept_of_a_cancelled_item_that_no_thread_has_taken() -> None:
+    async def run() -> None:
+        batcher = Batcher(wait_s=0.0)
+        end = threading.Event()
+        busy = asyncio.create_task(batcher.run_alone(lambda: end.wait(10)))
+        for seconds in (0.0, 0.05):  # before it asks for a batch, and after
+            with anyio.move_on_after(seconds):
+                await batcher.submit("k", list, object())
+        assert not batcher._waiting
+        end.set()
+        await busy
+        batcher.close()
+
+    asyncio.run(run())

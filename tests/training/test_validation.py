@@ -88,6 +88,10 @@ def test_the_figures_are_the_metrics_and_the_diagnostics(
     log_prob = sum(each.log_probs.sum() + each.end_log_prob for each in human)
     expected = -log_prob / sum(len(each.words) + 1 for each in human)
     assert found.figures["cross_entropy"] == pytest.approx(expected)
+    cut = [captioner.score(p.path, " ".join(p.captions[0].split()[:2])) for p in photos]
+    expected = -sum(each.log_probs.sum() + each.end_log_prob for each in cut) / (3 * len(cut))
+    short = evaluate(captioner, photos, max_words=3)
+    assert short.figures["cross_entropy"] == pytest.approx(expected), "two words and the end"
     assert 0 < found.figures["attention_entropy"] <= 1
     assert 0 < found.figures["beta"] < 1
     assert all(type(value) is float for value in found.figures.values())

@@ -301,8 +301,8 @@ def test_the_note_has_the_confidence_where_it_is_marked_and_flat_maps(make_capti
     assert caption_note(replace(caption, end_log_prob=-0.5)) == note
     for confidence, threshold, expected in (
         (0.31, None, ("Confidence 0.31", False)),
-        (0.31, 0.3, ("Confidence 0.31 (below 0.30: unsure)", False)),
-        (0.31, 0.5, ("Unsure caption: confidence 0.31 (below 0.50: unsure)", True)),
+        (0.31, 0.3, ("Confidence 0.31 (unsure below 0.30)", False)),
+        (0.31, 0.5, ("Unsure caption: confidence 0.31 (unsure below 0.50)", True)),
     ):
         rated = replace(caption, confidence=confidence, confidence_threshold=threshold)
         assert caption_note(rated) == expected

@@ -57,10 +57,10 @@ def _captions_files(data: DataFiles) -> dict[str, Path]:
     found = list(files.values()) or data.json_files(*keys)
     if len(found) == 1:
         return {"": found[0]}
-    # Files called train.json and val.json, as VizWiz's, or mine_train.json and mine_val.json.
-    splits = [re.split("[_.-]", path.stem)[-1] for path in found]
-    of_splits = {name: p for name, p in zip(splits, found, strict=True) if name in SPLIT_NAMES}
-    return of_splits if len(of_splits) > 1 else {}
+    # Files called train.json and val.json, as VizWiz's, or mine-train.json; each split once.
+    names = [re.split("[_.-]", path.stem.lower())[-1] for path in found]
+    of_splits = [(n, path) for n, path in zip(names, found, strict=True) if n in SPLIT_NAMES]
+    return dict(of_splits) if len(of_splits) == len(dict(of_splits)) > 1 else {}
 
 
 def _read_captions(path: Path) -> tuple[list[NamedImage], list[str]]:

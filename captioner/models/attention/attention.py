@@ -41,8 +41,7 @@ class Memory:
         parts: dict[str, Any] = indexed_tensors(self, index)
         if seeds is not None:
             parts["seeds"] = seeds
-        grid = replace(self.grid, features=self.grid.features[index])
-        return replace(self, grid=grid, **parts)
+        return replace(self, grid=self.grid.select(index), **parts)
 
 
 class Score(nn.Module):

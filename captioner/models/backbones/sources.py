@@ -233,9 +233,10 @@ def _up_to_node(network: nn.Module, name: str, tap: str | None) -> nn.Module:
 
 
 def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int]) -> Backbone | None:
-    """Return a network of timm up to its last feature map; None if timm has none of this name.
+    """Return a network of timm up to a feature map; None if timm has none of this name.
 
     Args:
+        tap: Number of the feature map, from 0; None is the last, and a transformer's only one.
         weights: Also `default@REVISION`, a commit or a tag of those on the Hugging Face Hub.
         size_px: A transformer is built for images of this height and width: timm interpolates the
             position embeddings of weights for another size.
@@ -248,7 +249,7 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
     revision = weights.removeprefix("default@") if weights.startswith("default@") else None
     is_transformer = timm.models.is_model_in_modules(name, _TRANSFORMERS)
     if tap is not None and (is_transformer or not tap.isdecimal()):
-        accepted = "null alone" if is_transformer else "the number of a feature map, from 0"
+        accepted = "only null" if is_transformer else "the number of a feature map, from 0"
         raise ConfigError(f"encoder.tap: {name} of timm takes {accepted}, not '{tap}'")
     is_file = False
     overlay: dict[str, Any] | None = None
@@ -265,6 +266,8 @@ def any_timm(name: str, weights: str, tap: str | None, size_px: tuple[int, int])
             **({"img_size": size_px} if is_transformer else options),
         )
     except Exception as error:  # noqa: BLE001  the hub's client raises many kinds when offline
+        if tap is not None and isinstance(error, (IndexError, AssertionError)):
+            raise ConfigError(f"encoder.tap: {name} has fewer than {tap} feature maps") from None
         if weights == "none":
             raise _unusable(name, f"cannot be used as a feature extractor ({error})") from None
         if is_file:

@@ -115,6 +115,8 @@ KNOWN = "efficientnet_lite2, vgg19, resnet50, resnet101, resnet152"
         ("efficientnet_lite2", {"tap": "blocks.7"}, ["encoder.tap: ", "blocks.6, head"]),
         ("squeezenet1_1", {"tap": "features.99"}, ["encoder.tap: ", "classifier.1"]),
         ("timm/test_resnet", {"tap": "layer3"}, ["encoder.tap: ", "number of a feature map"]),
+        ("timm/test_resnet", {"tap": "9"}, ["encoder.tap: ", "fewer than 9 feature maps"]),
+        ("timm/test_vit", {"tap": "1"}, ["encoder.tap: ", "takes only null"]),
         *((name, {"weights": "no.pth"}, ["encoder.weights: 'no.pth' is neither a file nor an entry"])
           for name in NETWORKS),
         ("squeezenet1_1", {"weights": "V9"}, ["encoder.weights: 'V9'", "none", "IMAGENET1K_V1"]),
