@@ -122,7 +122,8 @@ def _save_styles(caption: Caption) -> None:
 
 def _save_pages(page: Path, word: int) -> None:
     """Save what Chromium shows of a page and of the server, if it is there with Playwright."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "chromium-headless-shell")
+    program = next(filter(None, map(shutil.which, names)), None)
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

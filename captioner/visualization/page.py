@@ -45,7 +45,8 @@ def caption_page(
     size = scaled_size(image.size, min(1.0, LONGEST_SIDE_PX / max(image.size)))
     shown = resize_captioned(image, captions[0][1].geometry, size)
     viewer = _explorable(shown, captions, OverlayStyle.of(style), layer, head)
-    about = f"Photo of {image.width} × {image.height} pixels, here {size[0]} × {size[1]}"
+    here = "" if size == image.size else f", here {size[0]} × {size[1]}"
+    about = f"Photo of {image.width} × {image.height} pixels{here}"
     models = "Model: " + ", ".join(model for model, _ in captions)
     body = (
         f"<h1>{html.escape(one_line(name))}</h1>\n"
@@ -174,7 +175,6 @@ def _document(*, title: str, body: str, css: str = "") -> str:
     style_hash, script_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (css, script)
     )
-    # Its icon is empty, or the browser requests one from the page's host.
     return _resource("page.html").format(
         title=html.escape(one_line(title)),
         body=body,
