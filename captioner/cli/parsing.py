@@ -42,8 +42,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments"):
             message += "; put quotes around a pattern, and around a name with blanks"
-            if {"--save", "--write"} & {*self._words}:
-                message += ", and commas between kinds (png,pdf)"
         if message.endswith("required: PHOTO") and "--compare" in self._words:
             message += "; put --compare and its models after the photos"
         message = printable(unknown_option(self, self._words) or message)

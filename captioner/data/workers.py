@@ -37,6 +37,7 @@ def load_items(
         generator=torch.Generator(),
         worker_init_fn=_ignore_signals,
     )
+    items: Any = None
     own = set[BaseProcess]()
     others = set(multiprocessing.active_children())
     # PyTorch's handler of SIGCHLD would raise in the middle of a step when a worker dies, which the
@@ -69,6 +70,9 @@ def load_items(
             "further processes), and go on with --resume"
         ) from None
     finally:
+        if workers and items is not None:
+            # First PyTorch's way: a process that is killed may hold a lock that it waits for.
+            items._shutdown_workers()
         for process in own:
             process.kill()  # they ignore the SIGTERM that PyTorch would send
             process.join(_JOIN_TIMEOUT_S)

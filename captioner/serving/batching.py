@@ -34,8 +34,7 @@ class Batcher:
         observe: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.max_batch, self.wait_s, self.observe = max_batch, wait_s, observe
-        # By key the items, by the future that gets the result of each.
-        self._waiting: dict[Hashable, OrderedDict[Future[Any], Any]] = {}
+        self._waiting: dict[Hashable, OrderedDict[Future[Any], Any]] = {}  # items by their result
         self._threads = ThreadPoolExecutor(passes, thread_name_prefix="model")
 
     async def submit(

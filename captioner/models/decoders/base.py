@@ -36,9 +36,8 @@ AttentionFactory: TypeAlias = Callable[..., Attention]
 class StepDecoder(Protocol):
     """Writes captions one word at a time: a `Decoder` in PyTorch, or an exported graph.
 
-    Training, search and scoring all go through `step`. Of the memory, callers use `select(index,
-    seeds=None)`, as of an attention's `Memory`; the state they only pass back. Arrays are tensors,
-    or NumPy arrays where exported graphs compute.
+    Training, search and scoring all go through `step`. Callers use the memory's `select`, as that
+    of an attention's `Memory`, and pass the state back. Arrays are tensors, or NumPy's of graphs.
     """
 
     @abstractmethod
