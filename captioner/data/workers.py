@@ -71,8 +71,7 @@ def load_items(
         ) from None
     finally:
         if workers and items is not None:
-            # First PyTorch's way: a process that is killed may hold a lock that it waits for.
-            items._shutdown_workers()
+            items._shutdown_workers()  # first: a killed process may hold a lock that it waits for
         for process in own:
             process.kill()  # they ignore the SIGTERM that PyTorch would send
             process.join(_JOIN_TIMEOUT_S)

@@ -41,7 +41,8 @@ class Memory:
         parts: dict[str, Any] = indexed_tensors(self, index)
         if seeds is not None:
             parts["seeds"] = seeds
-        return replace(self, grid=self.grid.select(index), **parts)
+        grid = replace(self.grid, features=self.grid.features[index])
+        return replace(self, grid=grid, **parts)
 
 
 class Score(nn.Module):
