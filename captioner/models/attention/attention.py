@@ -235,10 +235,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
-        """Attend once with queries [B, K, H] for the words at `position` (an int, or [K]).
-
-        Each word has another position: by it hard attention draws, and the window `local_m` moves.
-        """
+        """Attend once: queries [B, K, H] of words at `position`, int or [K]; draws differ by it."""
         scores = self.score(query, memory.keys)  # [B, heads, K, L]
         bias = self.window(query, memory.grid, position)
         if bias is not None:
