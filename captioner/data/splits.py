@@ -59,8 +59,10 @@ class Split:
 
     images: list[CaptionedImage]  # on disk and with captions
     missing: list[ImagePath]  # files that are not on disk
-    uncaptioned: list[CaptionedImage] = field(default_factory=list)  # on disk: COCO's test split
-    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)  # texts that are none
+    # On disk and without captions, as all of COCO's test split are.
+    uncaptioned: list[CaptionedImage] = field(default_factory=list)
+    # Texts that are no captions, each with its image.
+    wordless: list[tuple[ImagePath, str]] = field(default_factory=list)
     problems: Sequence[str] = field(default=(), compare=False)  # sentences on what cannot be used
     markers: str = field(default="", compare=False)  # what nearly all captions begin or end with
 

@@ -71,7 +71,7 @@ def load_items(
         ) from None
     finally:
         if workers and items is not None:
-            items._shutdown_workers()  # first: a killed process may hold a lock that it waits for
+            items._shutdown_workers()  # first: a killed one may hold a lock that PyTorch waits for
         for process in own:
             process.kill()  # they ignore the SIGTERM that PyTorch would send
             process.join(_JOIN_TIMEOUT_S)

@@ -16,10 +16,10 @@ from captioner.runtime.parallel import usable_cores
 
 @contextmanager
 def blocked_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C cannot reach before they say what it does to them, or end a pool.
+    """Hold Ctrl-C back while processes start, or a pool of them ends.
 
-    They would print a traceback. For this process it comes afterwards, also where a thread that
-    does not block it was chosen to get it.
+    Before they say what it does to them, they would print a traceback. For this process it comes
+    afterwards, also where a thread that does not block it was chosen to get it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield

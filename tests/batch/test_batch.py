@@ -99,11 +99,9 @@ def test_for_a_gpu_photos_are_read_while_others_are_captioned(
 
     monkeypatch.setattr(run, "open_image", open_image)
     monkeypatch.setattr(worker.captioner, "caption_batch", caption_batch)
-    paths = [row["path"] for row in rows(undisturbed)[:8]]
-    worker.run(Shard(0, [(path, path) for path in paths]))
-    assert [row["path"] for row in rows(tmp_path)] == paths
-    texts = [row["caption"] for row in rows(undisturbed)[:8]]
-    assert [row["caption"] for row in rows(tmp_path)] == texts
+    expected = [(row["path"], row["caption"]) for row in rows(undisturbed)[:8]]
+    worker.run(Shard(0, [(path, path) for path, _ in expected]))
+    assert [(row["path"], row["caption"]) for row in rows(tmp_path)] == expected
 
 
 def test_a_photo_that_fails_is_a_row_with_its_reason(undisturbed: Path) -> None:

@@ -106,8 +106,8 @@ def test_ctrl_c_twice_ends_a_run_that_draws_and_resume_does_the_rest(
     (tmp_path / "many").mkdir()
     for number in range(16):
         shutil.copy(photo, tmp_path / f"many/{number}.jpg")
-    command = ["captioner", "caption", tmp_path / "many", "--output", tmp_path / "out", "--json"]
-    command += ["--checkpoint", tiny_model]
+    command = ["captioner", "caption", tmp_path / "many", "--checkpoint", tiny_model, "--json"]
+    command += ["--output", tmp_path / "out"]
     run = programs.start(*command)
     run.wait_until(lambda: list(tmp_path.glob("out/*.png")) or run.poll() is not None)
     for _ in range(2):

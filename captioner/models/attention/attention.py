@@ -235,7 +235,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, query: Tensor, memory: Memory, position: int | Tensor) -> AttentionOutput:
-        """Attend once: queries [B, K, H] of words at `position`, int or [K]; draws differ by it."""
+        """Attend once: queries [B, K, H] of words at `position` (int or [K]), which seeds draws."""
         scores = self.score(query, memory.keys)  # [B, heads, K, L]
         bias = self.window(query, memory.grid, position)
         if bias is not None:

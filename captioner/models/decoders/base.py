@@ -37,10 +37,10 @@ class StepDecoder(Protocol):
     """Writes captions one word at a time: a `Decoder` in PyTorch, or an exported graph.
 
     Training, search and scoring all go through `step`. Callers use the memory's `select`, as that
-    of an attention's `Memory`, and pass the state back. Arrays are tensors, or NumPy's of graphs.
+    of an attention's `Memory`, and pass the state back. Arrays are tensors, or NumPy arrays where
+    exported graphs compute.
     """
 
-    @abstractmethod
     def prepare(self, grid: Grid) -> Any:
         """Compute once what all steps need of B images: the memory."""
 

@@ -45,6 +45,11 @@ def random_decoder(kind: Any, attention: AttentionConfig) -> Decoder:
     return plain.loud(decoder)
 
 
+def test_a_decoder_without_its_methods_is_refused() -> None:
+    with pytest.raises(TypeError, match="forward.*prepare.*reorder.*start.*step"):
+        Decoder()  # type: ignore[abstract]
+
+
 def random_grid() -> Grid:
     """With cells from before self-attention, which `attention.values: local` takes."""
     local = plain.grid(PHOTOS, ROWS, COLUMNS, D, seed=2).features
