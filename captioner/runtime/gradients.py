@@ -35,7 +35,7 @@ def distributed_data_parallel(module: nn.Module, *, compress: bool = False) -> A
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], *, compress: bool = False) -> None:
-    """Replace gradients by their mean over the processes, exchanged in bfloat16 to `compress`."""
+    """Replace gradients by their mean over the processes, exchanged in bfloat16 if `compress`."""
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -41,6 +41,7 @@ class StepDecoder(Protocol):
     exported graphs compute.
     """
 
+    @abstractmethod
     def prepare(self, grid: Grid) -> Any:
         """Compute once what all steps need of B images: the memory."""
 

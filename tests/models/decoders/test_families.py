@@ -96,12 +96,10 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
         forced = decoder(memory, tokens, LENGTHS)
 
         state = decoder.start(memory)
-        logits, maps, positions = [], [], set[int]()
+        logits, maps, seen = [], [], set[int]()  # positions
         for module in decoder.modules():
             if isinstance(module, Attention):
-                module.register_forward_pre_hook(
-                    lambda _, args, seen=positions: seen.add(int(args[2]))
-                )
+                module.register_forward_pre_hook(lambda _, args, seen=seen: seen.add(int(args[2])))
         for step in range(tokens.shape[1]):
             found, attended, state = decoder.step(tokens[:, step : step + 1], state, memory)
             logits.append(found[:, 0])
@@ -118,7 +116,7 @@ def test_steps_batches_search_and_teacher_forcing_agree(kind: str, score_name: A
             pack_by_step(torch.stack(maps, 1), LENGTHS), pack_by_step(forced.maps, LENGTHS)
         ), case
         assert forced.logits.std() > 0.1, case
-        assert len(positions) == (tokens.shape[1] if kind != "mean" else 0), case
+        assert len(seen) == (tokens.shape[1] if kind != "mean" else 0), case
         if kind != "mean":
             assert forced.maps[0].std(0).max() > 1e-6, case  # words attend to different places
 
